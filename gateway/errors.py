@@ -1,0 +1,157 @@
+"""Errors the gateway itself raises; each knows its HTTP status, who caused it, and whether to try again.
+
+`wire.error_bodies` turns one into the JSON of the caller's API dialect. `source` is a metrics label:
+`downstream` (the client's fault), `upstream` (a backend's), `internal` (ours). `is_retryable` says
+whether *another backend* may be tried; it never means that the same bytes go to the same place again.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+ErrorSource = Literal["downstream", "upstream", "internal"]
+
+
+class GatewayError(Exception):
+    """Base of all errors that may become an HTTP answer."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    error_type: ClassVar[str] = "api_error"  # OpenAI's `error.type`
+    source: ClassVar[ErrorSource] = "internal"
+    is_retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(GatewayError):
+    """The request cannot be understood; `param` names the offending field."""
+
+    status = 400
+    code = "invalid_request"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
+class Unauthorized(GatewayError):
+    status = 401
+    code = "invalid_api_key"
+    error_type = "authentication_error"
+    source = "downstream"
+
+
+class Forbidden(GatewayError):
+    status = 403
+    code = "permission_denied"
+    error_type = "permission_error"
+    source = "downstream"
+
+
+class NotFound(GatewayError):
+    status = 404
+    code = "not_found"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(GatewayError):
+    status = 405
+    code = "method_not_allowed"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class BodyTooLarge(GatewayError):
+    status = 413
+    code = "request_too_large"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
+class UnsupportedMediaType(GatewayError):
+    status = 415
+    code = "unsupported_media_type"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
+class HeadersTooLarge(GatewayError):
+    status = 431
+    code = "headers_too_large"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
+class TooManyRequests(GatewayError):
+    status = 429
+    code = "rate_limit_exceeded"
+    error_type = "rate_limit_error"
+    source = "downstream"
+
+
+class NoBackend(GatewayError):
+    """No backend can take this request now."""
+
+    status = 503
+    code = "no_backend_available"
+    error_type = "overloaded_error"
+    source = "upstream"
+
+
+class Overloaded(NoBackend):
+    """Admission refused the request: the fleet is full and the queue too."""
+
+    code = "overloaded"
+
+
+class UpstreamError(GatewayError):
+    """A backend failed this request. Subclasses say in which phase; the phase decides about retries."""
+
+    status = 502
+    code = "upstream_error"
+    source = "upstream"
+    is_retryable = True
+
+
+class UpstreamConnectFailed(UpstreamError):
+    """Nothing was sent: always safe to try another backend."""
+
+    code = "upstream_connect_failed"
+
+
+class UpstreamReset(UpstreamError):
+    """The connection ended before the response head was complete."""
+
+    code = "upstream_reset"
+
+
+class UpstreamProtocolError(UpstreamError):
+    """The backend answered something that is not valid HTTP/1.1, or with conflicting framing."""
+
+    code = "upstream_protocol_error"
+
+
+class UpstreamTimeout(UpstreamError):
+    """No response head, or no byte of the body, within the limit."""
+
+    status = 504
+    code = "upstream_timeout"
+
+
+class UpstreamTruncated(UpstreamError):
+    """The response body ended early, after its head had arrived: too late for another backend."""
+
+    code = "upstream_truncated"
+    is_retryable = False
