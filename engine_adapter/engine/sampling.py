@@ -1,0 +1,244 @@
+"""How one token is chosen from a row of logits.
+
+The decision here: penalties, bias and masks first, then temperature, then the cut (min_p, top_k, top_p),
+then one draw by inverse CDF. Three invariants:
+
+* temperature 0 is exactly `argmax`, whatever the other parameters of the draw say;
+* the random number of step *i* depends only on (seed, i), so a sequence's text depends neither on its
+  neighbours in the batch nor on preemption, and a seed reproduces it in another process;
+* reported log-probabilities are those of the model's own distribution, before any of the above.
+
+It does not know when a sequence ends: token ids that stop, lengths and stop strings are judged by the
+engine and by the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+GREEDY_BELOW_TEMPERATURE = 1e-5  # vLLM's threshold: smaller temperatures overflow in fp32
+NUCLEUS_GUESS = 256  # candidates looked at before a full sort (a sort of 49k logits costs ~3 ms on a core)
+MAX_TOP_LOGPROBS = 20  # OpenAI's limit
+
+
+class TokenConstraint(Protocol):
+    """What a grammar allows next, for one running sequence."""
+
+    def mask_logits(self, row: torch.Tensor) -> None:
+        """Changes: sets the logits `(1, vocab)` of forbidden tokens to -inf."""
+
+    def accept(self, token_id: int) -> None:
+        """Changes: moves the grammar past the chosen token."""
+
+
+class TokenConstraintSource(Protocol):
+    """A compiled grammar; `start` gives each sequence its own position in it."""
+
+    def start(self) -> TokenConstraint: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """What a request asks of the sampler and of the engine's stop rule.
+
+    `stop_token_ids` holds every id that ends the text, end-of-sequence included: the engine needs no
+    other source. `num_logprobs` is None for none, 0 for the chosen token only, n for the n best beside it.
+    """
+
+    max_tokens: int | None = None  # None: up to the end of the context
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    num_logprobs: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    constraint: TokenConstraintSource | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW_TEMPERATURE
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Natural log-probability of the chosen token, and of the best ones, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerOutput:
+    """One entry per row of the logits."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+
+
+class SamplingState:
+    """What the sampler must remember of one sequence between steps. It outlives a preemption."""
+
+    __slots__ = ("constraint", "num_sampled", "output_counts", "params", "seed", "seen_token_ids")
+
+    def __init__(self, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
+        self.params = params
+        self.seed = params.seed if params.seed is not None else secrets.randbits(64)
+        self.num_sampled = 0
+        self.output_counts: dict[int, int] = {}
+        # only repetition_penalty looks at the prompt; a long one is not copied for the others
+        self.seen_token_ids: set[int] = set(prompt_token_ids) if params.repetition_penalty != 1.0 else set()
+        self.constraint = params.constraint.start() if params.constraint is not None else None
+
+    def uniform(self) -> float:
+        """The random number in [0, 1) of the current step: a hash of (seed, step). Changes nothing."""
+        digest = hashlib.blake2b(f"{self.seed}:{self.num_sampled}".encode(), digest_size=8).digest()
+        return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+    def accept(self, token_id: int) -> None:
+        """Changes: counts the chosen token and moves the grammar past it."""
+        self.num_sampled += 1
+        if self.params.has_penalties:
+            self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
+            self.seen_token_ids.add(token_id)
+        if self.constraint is not None and token_id not in self.params.stop_token_ids:
+            self.constraint.accept(token_id)
+
+
+class Sampler:
+    """Chooses one token per row. Holds nothing between calls; all memory is in the states."""
+
+    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
+        """Choose a token per row.
+
+        Args:
+            logits: `(num_sequences, vocab)`, fp32, any device. Changed in place by penalties and masks.
+            states: one per row. Changes: each accepts its chosen token.
+        """
+        assert logits.shape[0] == len(states)
+        raw = logits.clone() if _needs_raw_copy(states) else logits
+        for row, state in enumerate(states):
+            _edit_row(logits[row : row + 1], state)
+        token_ids = logits.argmax(dim=-1).tolist()
+        drawing = [row for row, state in enumerate(states) if not state.params.is_greedy]
+        if drawing:
+            drawn = _draw(logits[drawing], [states[row] for row in drawing])
+            for row, token_id in zip(drawing, drawn, strict=True):
+                token_ids[row] = token_id
+        logprobs = [
+            _logprobs_of(raw[row], token_ids[row], state.params.num_logprobs)
+            for row, state in enumerate(states)
+        ]
+        for state, token_id in zip(states, token_ids, strict=True):
+            state.accept(token_id)
+        return SamplerOutput(token_ids=token_ids, logprobs=logprobs)
+
+
+def _needs_raw_copy(states: Sequence[SamplingState]) -> bool:
+    return any(state.params.num_logprobs is not None for state in states)
+
+
+def _edit_row(row: torch.Tensor, state: SamplingState) -> None:
+    """Changes: penalties, bias, minimum length and grammar applied to one row `(1, vocab)`."""
+    params = state.params
+    if params.has_penalties:
+        _apply_penalties(row[0], state)
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=row.device)
+        row[0, ids] += torch.tensor(list(params.logit_bias.values()), device=row.device, dtype=row.dtype)
+    if state.constraint is not None:
+        state.constraint.mask_logits(row)  # may leave only the end: min_tokens must not forbid it
+    elif state.num_sampled < params.min_tokens and params.stop_token_ids:
+        row[0, torch.tensor(sorted(params.stop_token_ids), device=row.device)] = -torch.inf
+
+
+def _apply_penalties(row: torch.Tensor, state: SamplingState) -> None:
+    """Repetition (prompt and output) scales as in CTRL; presence and frequency (output) subtract."""
+    params = state.params
+    if state.seen_token_ids and params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(state.seen_token_ids), device=row.device)
+        values = row[seen]
+        scale = params.repetition_penalty
+        row[seen] = torch.where(values > 0, values / scale, values * scale)
+    if state.output_counts:
+        ids = torch.tensor(list(state.output_counts), device=row.device)
+        counts = torch.tensor(list(state.output_counts.values()), device=row.device, dtype=row.dtype)
+        row[ids] -= counts * params.frequency_penalty + params.presence_penalty
+
+
+def _draw(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[int]:
+    """Draw one token id per row of edited logits `(n, vocab)`. Changes nothing."""
+    device = logits.device
+    temperature = torch.tensor([state.params.temperature for state in states], device=device)
+    probabilities = torch.softmax(logits / temperature[:, None], dim=-1)
+    min_p = torch.tensor([state.params.min_p for state in states], device=device)
+    if any(state.params.min_p > 0 for state in states):
+        floor = probabilities.amax(dim=-1, keepdim=True) * min_p[:, None]
+        probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
+        probabilities /= probabilities.sum(dim=-1, keepdim=True)
+    uniforms = torch.tensor([state.uniform() for state in states], device=device, dtype=torch.float64)
+    chosen = [0] * len(states)
+    cut = [row for row, state in enumerate(states) if state.params.top_k > 0 or state.params.top_p < 1.0]
+    for row in cut:  # the candidate sets differ in size, so rows go one by one
+        params = states[row].params
+        weights, ids = _candidates(probabilities[row], params.top_k, params.top_p)
+        chosen[row] = int(ids[_inverse_cdf(weights[None], uniforms[row : row + 1])[0]])
+    whole = sorted(set(range(len(states))) - set(cut))
+    if whole:
+        drawn = _inverse_cdf(probabilities[whole], uniforms[whole]).tolist()
+        for row, token_id in zip(whole, drawn, strict=True):
+            chosen[row] = token_id
+    return chosen
+
+
+def _candidates(probabilities: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens that survive top_k and then top_p, best first: `(probabilities, token_ids)`.
+
+    top_p keeps the shortest head whose sum reaches it, taken of what top_k left. The head is nearly always
+    short, so a partial sort is tried first and the full one only when its sum falls short.
+    """
+    vocab = probabilities.shape[-1]
+    sizes = [min(top_k, vocab)] if top_k > 0 else [min(NUCLEUS_GUESS, vocab), vocab]
+    for size in sizes:
+        values, ids = torch.topk(probabilities, size)
+        if top_k > 0:
+            values = values / values.sum()
+        before = values.cumsum(-1) - values  # mass in front of each candidate
+        num_kept = max(int((before < top_p).sum()), 1)
+        if num_kept < size:
+            break
+    return values[:num_kept], ids[:num_kept]
+
+
+def _inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Index per row of `(n, m)` unnormalised weights; fp64 so that 49k small terms keep their order."""
+    cumulative = weights.double().cumsum(dim=-1)
+    targets = uniforms[:, None] * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, targets, right=True)
+    return index.clamp(max=weights.shape[-1] - 1)[:, 0]
+
+
+def _logprobs_of(row: torch.Tensor, token_id: int, num_logprobs: int | None) -> TokenLogprobs | None:
+    if num_logprobs is None:
+        return None
+    logprobs = torch.log_softmax(row.float(), dim=-1)
+    top: tuple[tuple[int, float], ...] = ()
+    if num_logprobs > 0:
+        values, ids = torch.topk(logprobs, min(num_logprobs, logprobs.shape[-1]))
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprobs(logprob=float(logprobs[token_id]), top=top)
