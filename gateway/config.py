@@ -1,0 +1,231 @@
+"""The configuration: one YAML file, parsed once into frozen structs and passed down explicitly.
+
+Each package declares its own section beside the code that obeys it; this file puts them together, reads
+the file, takes secrets from the environment, and turns every mistake into one line with its path.
+Unknown keys are errors: a misspelt option that is silently ignored is found out in production.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+
+from gateway.downstream.settings import DownstreamSettings
+from gateway.fleet.settings import FleetSettings
+from gateway.routing.failover import FailoverSettings
+from gateway.routing.health import HealthSettings
+from gateway.routing.settings import RoutingSettings
+from gateway.sessions.settings import SessionsSettings
+from gateway.upstream.settings import UpstreamSettings
+from gateway.wire.settings import KeySettings
+
+BACKEND_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+DEFAULT_KEY_SECRET = "homing-default-key-secret"  # noqa: S105 - public on purpose, see `Config.key_secret`
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text says where and what to do."""
+
+
+class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where to listen."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be 0..65535, got {self.port}")
+
+
+class AdminSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The admin API. It listens on loopback; with no token, only loopback may use it."""
+
+    host: str = "127.0.0.1"
+    port: int = 8001
+    is_enabled: bool = True
+    token_env: str = "HOMING_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
+    """Environment variable that holds the bearer token."""
+
+
+class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One backend of the fleet."""
+
+    url: str
+    """Base URL, `http://host:port` or `https://…`, without `/v1`."""
+    id: str | None = None
+    """Stable name; made from host and port when absent."""
+    engine: str = "openai"
+    """torch, vllm, sglang, llamacpp, trtllm or openai: decides health path and metric names."""
+    weight: float = 1.0
+    """Share of new sessions relative to the others; 0 takes none."""
+    kv_capacity_tokens: int | None = None
+    """KV cache size in tokens; read from the engine's metrics when absent."""
+    labels: dict[str, str] = {}
+    api_key_env: str | None = None
+    """Environment variable with the key sent to this backend instead of the client's."""
+
+    def __post_init__(self) -> None:
+        normalise_backend_url(self.url)
+        if self.id is not None and not BACKEND_ID_PATTERN.match(self.id):
+            raise ValueError(f"id {self.id!r} must match [A-Za-z0-9][A-Za-z0-9._-]* and be at most 64 long")
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
+        if not 0 <= self.weight <= 1000:
+            raise ValueError(f"weight must be 0..1000, got {self.weight}")
+
+    @property
+    def backend_id(self) -> str:
+        if self.id is not None:
+            return self.id
+        return re.sub(r"[^A-Za-z0-9._-]", "-", urlsplit(normalise_backend_url(self.url)).netloc)[:64]
+
+
+ENGINES = ("torch", "vllm", "sglang", "llamacpp", "trtllm", "openai")
+
+
+class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Bounds on what one gateway process takes in."""
+
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_in_flight: int = 4096
+    """Requests under way in this process; beyond them clients get 503 with Retry-After."""
+    max_answer_observe_bytes: int = 1024 * 1024
+    """Non-stream answers up to this size are read for token usage while they pass."""
+
+
+class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is logged, as JSON lines on standard error."""
+
+    level: str = "info"
+    access: bool = True
+    """One line per request, without prompts, keys or raw session ids."""
+
+    def __post_init__(self) -> None:
+        if self.level not in ("debug", "info", "warning", "error"):
+            raise ValueError(f"level must be debug, info, warning or error, got {self.level!r}")
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything a gateway process needs to know."""
+
+    listen: Listen = Listen()
+    admin: AdminSettings = AdminSettings()
+    backends: tuple[BackendSettings, ...] = ()
+    keys: KeySettings = KeySettings()
+    routing: RoutingSettings = RoutingSettings()
+    sessions: SessionsSettings = SessionsSettings()
+    health: HealthSettings = HealthSettings()
+    failover: FailoverSettings = FailoverSettings()
+    fleet: FleetSettings = FleetSettings()
+    upstream: UpstreamSettings = UpstreamSettings()
+    downstream: DownstreamSettings = DownstreamSettings()
+    limits: LimitSettings = LimitSettings()
+    log: LogSettings = LogSettings()
+    workers: int = 1
+    """Gateway processes that share the port; more than one needs `sessions.store: redis`."""
+    drain_timeout_s: float = 30.0
+    """How long running requests may go on after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        seen_ids: set[str] = set()
+        seen_urls: dict[str, str] = {}
+        for backend in self.backends:
+            url = normalise_backend_url(backend.url)
+            if backend.backend_id in seen_ids:
+                raise ValueError(f"two backends have the id {backend.backend_id!r}")
+            if url in seen_urls:
+                raise ValueError(f"backends {seen_urls[url]!r} and {backend.backend_id!r} have the same url")
+            seen_ids.add(backend.backend_id)
+            seen_urls[url] = backend.backend_id
+        if self.workers < 1:
+            raise ValueError("workers must be at least 1")
+        if self.workers > 1 and self.sessions.store != "redis":
+            raise ValueError("workers above 1 need a session table they can share: set sessions.store: redis")
+
+
+def normalise_backend_url(url: str) -> str:
+    """One spelling per backend: `HTTP://A:80/` and `http://a` are one. Raises ValueError with the reason."""
+    parts = urlsplit(url.strip())
+    scheme = parts.scheme.lower()
+    if scheme not in ("http", "https"):
+        raise ValueError(f"backend url {url!r} must begin with http:// or https://")
+    if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
+        raise ValueError(f"backend url {url!r} must be http(s)://host[:port] without user, query or fragment")
+    if parts.path.rstrip("/") not in ("", "/v1"):
+        raise ValueError(f"backend url {url!r} must not have a path; Homing appends the request's own")
+    try:
+        port = parts.port or (443 if scheme == "https" else 80)
+    except ValueError as error:
+        raise ValueError(f"backend url {url!r} has an invalid port") from error
+    host = parts.hostname.lower()
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def load_config(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
+    """Read the file (or take the defaults). Raises ConfigError."""
+    if path is None:
+        return parse_config({})
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}. Give --config the right file.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    try:
+        data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - derives from SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}") from error
+    try:
+        return parse_config({} if data is None else data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_config(data: Any) -> Config:
+    """Validate parsed YAML. Raises ConfigError with the path of the offending key."""
+    try:
+        return msgspec.convert(data, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error))) from error
+
+
+def key_secret(environ: Mapping[str, str] = os.environ) -> bytes:
+    """Secret of the HMAC on session ids. All replicas need the same one.
+
+    The default is public: placement works and replicas agree, but whoever reads the store could test
+    guesses of short session ids. Set HOMING_KEY_SECRET in production.
+    """
+    return (environ.get("HOMING_KEY_SECRET") or DEFAULT_KEY_SECRET).encode()
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses duplicate keys, which YAML forbids and PyYAML silently takes."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]  # PyYAML is partly typed
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _explain(message: str) -> str:
+    """`Object contains unknown field `x` - at `$.routing`` → `routing: unknown key `x``."""
+    text, _, path = message.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".") or "top level"
+    text = text.replace("Object contains unknown field", "unknown key")
+    return f"{path}: {text}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,59 @@
+"""May a failed attempt be tried on another backend? Pure rules and a budget; the proxy asks, then acts.
+
+The rule that matters: once a byte of the answer went to the client nothing is retried. Before that, an
+attempt may move to a backend that was not tried yet when the failure is one that another backend can
+cure: connect errors, a reset before the response head, 502/503/504, and 429 if so configured. The *retry
+budget* keeps retries a small share of traffic (as in Finagle and Envoy): when the whole fleet is sick,
+retries would multiply the load that makes it sick.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.errors import GatewayError
+
+
+class FailoverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When and how often a request moves to another backend."""
+
+    max_attempts: int = 3
+    """Upstream attempts per client request, the first included."""
+    retry_statuses: tuple[int, ...] = (502, 503, 504)
+    """Statuses of a backend that another backend may cure. Add 429 to spread overload."""
+    budget_ratio: float = 0.2
+    """Retries allowed per request seen, as a long-run share."""
+    budget_min: int = 10
+    """Retries always available in a burst, so that a quiet gateway can fail over too."""
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ValueError("max_attempts must be at least 1")
+        bad = [status for status in self.retry_statuses if status < 429 or status > 599]
+        if bad:
+            raise ValueError(f"retry_statuses must lie in 429..599, got {bad}")
+
+
+class RetryBudget:
+    """A token bucket fed by requests and emptied by retries. O(1), no clock."""
+
+    def __init__(self, settings: FailoverSettings) -> None:
+        self._ratio = settings.budget_ratio
+        self._cap = max(1.0, settings.budget_min * 10.0)
+        self._tokens = float(max(1, settings.budget_min))
+
+    def deposit(self) -> None:
+        """Count one client request."""
+        self._tokens = min(self._cap, self._tokens + self._ratio)
+
+    def withdraw(self) -> bool:
+        """Take one retry. False: the budget is spent, answer with the failure at hand."""
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+def may_try_another(error: GatewayError, *, num_attempts: int, settings: FailoverSettings) -> bool:
+    """Whether this failure is one that another backend may cure, attempts so far counted."""
+    return error.is_retryable and num_attempts < settings.max_attempts
