@@ -156,11 +156,10 @@ def _read_sliding_window(
     if not raw.get("use_sliding_window", False):
         return None, frozenset()
     if isinstance(layer_types, list):
-        full = (i for i, kind in enumerate(layer_types) if kind == "full_attention")
+        full_layers = frozenset(i for i, kind in enumerate(layer_types) if kind == "full_attention")
     else:
         # Qwen: layers below max_window_layers are the ones that keep full attention.
-        full = iter(range(min(_int(raw, "max_window_layers", num_layers), num_layers)))
-    full_layers = frozenset(full)
+        full_layers = frozenset(range(min(_int(raw, "max_window_layers", num_layers), num_layers)))
     return (None, frozenset()) if len(full_layers) == num_layers else (window, full_layers)
 
 

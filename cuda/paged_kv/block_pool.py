@@ -1,0 +1,158 @@
+"""Which KV blocks are free, cached, used or pinned, and which one is given away next.
+
+The pool counts holders and orders the idle blocks; it never looks into a block. Every block is in exactly
+one of four states, so that the four gauges always add up to the total:
+
+    free     nobody holds it, its content is worthless
+    cached   nobody holds it, its content may be reused: reclaimable, least recently used first
+    used     at least one sequence holds it
+    pinned   a pin holds it (sequences may too): never given away
+
+Free blocks are given first; only then does `allocate` take the least recently used cached one, whose owner
+(the prefix cache) must forget it. All operations are O(1). Knows no tokens, hashes or memory addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NewType
+
+BlockId = NewType("BlockId", int)
+"""Index of one block in the KV arena, the same in every layer."""
+
+
+class OutOfBlocks(Exception):
+    """Every block is used or pinned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCounts:
+    """How many blocks are in each state at one moment."""
+
+    free: int
+    cached: int
+    used: int
+    pinned: int
+
+    @property
+    def total(self) -> int:
+        return self.free + self.cached + self.used + self.pinned
+
+
+class BlockPool:
+    """Reference counts and reuse order of `num_blocks` blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a block pool needs at least one block, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self._ref_cnt = [0] * num_blocks
+        self._pin_cnt = [0] * num_blocks
+        # Insertion order is reuse order. A dict pops from both ends and removes from the middle in O(1).
+        self._free: dict[BlockId, None] = {BlockId(i): None for i in range(num_blocks)}
+        self._cached: dict[BlockId, None] = {}
+        self._num_pinned = 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` could hand out now, one after the other."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_unpinned(self) -> int:
+        return self.num_blocks - self._num_pinned
+
+    def counts(self) -> BlockCounts:
+        """Return the gauges; they add up to `num_blocks` by construction."""
+        idle = len(self._free) + len(self._cached)
+        return BlockCounts(
+            free=len(self._free),
+            cached=len(self._cached),
+            used=self.num_blocks - self._num_pinned - idle,
+            pinned=self._num_pinned,
+        )
+
+    def ref_cnt(self, block_id: BlockId) -> int:
+        return self._ref_cnt[block_id]
+
+    def pin_cnt(self, block_id: BlockId) -> int:
+        return self._pin_cnt[block_id]
+
+    def is_cached(self, block_id: BlockId) -> bool:
+        return block_id in self._cached
+
+    def cached_in_eviction_order(self) -> list[BlockId]:
+        """Cached blocks, the next victim first."""
+        return list(self._cached)
+
+    def allocate(self) -> BlockId:
+        """Hand out one block with one holder. A cached victim's content is lost: its index must forget it.
+
+        Raises:
+            OutOfBlocks: nothing is free or cached.
+        """
+        queue = self._free or self._cached
+        if not queue:
+            raise OutOfBlocks(f"all {self.num_blocks} blocks are used or pinned")
+        block_id = next(iter(queue))
+        del queue[block_id]
+        self._ref_cnt[block_id] = 1
+        return block_id
+
+    def acquire(self, block_id: BlockId) -> None:
+        """Add a holder to a block that is cached, used or pinned."""
+        assert block_id not in self._free, f"block {block_id} is free: nothing there to share"
+        self._cached.pop(block_id, None)
+        self._ref_cnt[block_id] += 1
+
+    def release(self, block_id: BlockId, *, keep_content: bool) -> None:
+        """Take one holder away; the last one leaves the block cached (most recent) or free."""
+        assert self._ref_cnt[block_id] > 0, f"block {block_id} released more often than acquired"
+        self._ref_cnt[block_id] -= 1
+        self._park_if_idle(block_id, keep_content=keep_content)
+
+    def discard(self, block_id: BlockId) -> None:
+        """Turn a cached block into a free one: its content was invalidated."""
+        assert block_id in self._cached, f"block {block_id} is not cached"
+        del self._cached[block_id]
+        self._free[block_id] = None
+
+    def pin(self, block_id: BlockId) -> None:
+        """Add a pin to a block with content. Pins are counts: as many unpins are needed."""
+        assert block_id not in self._free, f"block {block_id} is free: nothing there to pin"
+        self._cached.pop(block_id, None)
+        self._pin_cnt[block_id] += 1
+        self._num_pinned += self._pin_cnt[block_id] == 1
+
+    def unpin(self, block_id: BlockId, *, keep_content: bool = True) -> None:
+        assert self._pin_cnt[block_id] > 0, f"block {block_id} unpinned more often than pinned"
+        self._pin_cnt[block_id] -= 1
+        self._num_pinned -= self._pin_cnt[block_id] == 0
+        self._park_if_idle(block_id, keep_content=keep_content)
+
+    def _park_if_idle(self, block_id: BlockId, *, keep_content: bool) -> None:
+        if self._ref_cnt[block_id] or self._pin_cnt[block_id]:
+            return
+        queue = self._cached if keep_content else self._free
+        queue[block_id] = None
+
+    def verify(self, held: Iterable[BlockId] = (), pinned: Iterable[BlockId] = ()) -> None:
+        """Assert that counts equal the holders given and that idle blocks are in exactly one queue. O(n)."""
+        expected_refs = _count(held)
+        expected_pins = _count(pinned)
+        for index in range(self.num_blocks):
+            block_id = BlockId(index)
+            refs, pins = self._ref_cnt[index], self._pin_cnt[index]
+            assert refs == expected_refs.get(block_id, 0), f"block {index}: {refs} refs, not its holders"
+            assert pins == expected_pins.get(block_id, 0), f"block {index}: {pins} pins, not its pins"
+            num_queues = (block_id in self._free) + (block_id in self._cached)
+            assert num_queues == (0 if refs or pins else 1), f"block {index}: in {num_queues} idle queues"
+        assert self.counts().total == self.num_blocks
+
+
+def _count(block_ids: Iterable[BlockId]) -> dict[BlockId, int]:
+    counts: dict[BlockId, int] = {}
+    for block_id in block_ids:
+        counts[block_id] = counts.get(block_id, 0) + 1
+    return counts
