@@ -103,6 +103,9 @@ class PrefixCache:
     def entry_of(self, block_id: BlockId) -> CachedBlock | None:
         return self._by_block.get(block_id)
 
+    def parent_of(self, entry: CachedBlock) -> CachedBlock | None:
+        return self._by_hash.get(entry.parent_hash)
+
     def children_of(self, parent_hash: BlockHash) -> list[CachedBlock]:
         """Entries that continue the given prefix: the branches of the radix tree at this point."""
         return [self._by_hash[child] for child in self._children.get(parent_hash, ())]

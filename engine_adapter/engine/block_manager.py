@@ -1,0 +1,203 @@
+"""Gives sequences their blocks and decides what of them may be reused.
+
+Matching and holding happen in one call: a prefix found is a prefix held, so no record of "computed tokens"
+can outlive the blocks it was made from. A sequence that cannot get all it needs gets nothing.
+
+A block enters the prefix cache only when the KV of its last token has been written (`commit`, after the
+step). If the same content is already there (two sequences computed it side by side), the late copy is given
+back and the table points to the first: no twins, and a cached block's parent is always cached too, held by
+every sequence that holds the child. Blocks are released deepest first, so that eviction eats prefixes from
+their tail. Knows no torch and no scheduling policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine_adapter.engine.block_hash import TOKEN_BYTES, BlockHash, block_hash, chain_hashes, encode_tokens
+from engine_adapter.engine.eviction_log import EvictionLog
+from engine_adapter.engine.prefix_cache import CachedBlock, PrefixCache
+from engine_adapter.engine.sequence import Sequence
+from paged_kv.block_pool import BlockId, BlockPool
+
+
+class BlockManager:
+    """Block tables over one pool and one prefix cache."""
+
+    def __init__(self, pool: BlockPool, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.prefix_cache = PrefixCache()
+        self.eviction_log = EvictionLog()
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._enable_prefix_caching = enable_prefix_caching
+        self._block_bytes = block_size * TOKEN_BYTES
+        # Names that an admitted sequence will compute soon, with the number of sequences that will.
+        self._awaited: dict[BlockHash, int] = {}
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match_prefix(self, sequence: Sequence) -> list[BlockId]:
+        """Return the cached blocks that this sequence could start from. Changes only its list of hashes.
+
+        The last token is never taken from the cache, since its logits are needed: a prompt of exactly
+        n full blocks reuses at most n - 1 of them.
+        """
+        if not self._enable_prefix_caching:
+            return []
+        self._extend_hashes(sequence)
+        num_reusable = (sequence.num_tokens - 1) // self.block_size
+        return self.prefix_cache.longest_prefix(
+            sequence.namespace,
+            sequence.block_hashes[:num_reusable],
+            encode_tokens(sequence.token_ids[: num_reusable * self.block_size]),
+            self._block_bytes,
+        )
+
+    def waits_for_another(self, sequence: Sequence, num_matched: int) -> bool:
+        """Whether the block after the match is being computed by another sequence right now."""
+        hashes = sequence.block_hashes
+        num_reusable = (sequence.num_tokens - 1) // self.block_size
+        return num_matched < num_reusable and hashes[num_matched] in self._awaited
+
+    def admit(self, sequence: Sequence, matched: list[BlockId], *, num_spare: int = 0) -> bool:
+        """Hold the matched blocks and get the rest of the blocks for all its tokens, or change nothing.
+
+        Args:
+            matched: the result of `match_prefix`, taken since the last change of pool and cache.
+            num_spare: blocks that must stay available afterwards, room for running sequences to grow.
+        """
+        assert not sequence.block_table, "admitted twice"
+        num_new = self.num_blocks_for(sequence.num_tokens) - len(matched)
+        # A matched block that is idle counts as available until it is held.
+        num_idle_matched = sum(self.pool.is_cached(block_id) for block_id in matched)
+        if num_new + num_idle_matched + num_spare > self.pool.num_available:
+            return False
+        for block_id in matched:
+            self.pool.acquire(block_id)
+        sequence.block_table = [*matched, *(self._allocate() for _ in range(num_new))]
+        sequence.num_computed_tokens = len(matched) * self.block_size
+        sequence.num_committed_blocks = len(matched)
+        self._record_admission(sequence, len(matched))
+        return True
+
+    def _record_admission(self, sequence: Sequence, num_matched: int) -> None:
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.num_queried_tokens += sequence.num_prompt_tokens
+            self.num_hit_tokens += sequence.num_cached_tokens
+        if self._enable_prefix_caching:
+            sequence.num_awaited_blocks = len(sequence.block_hashes)
+            for awaited in sequence.block_hashes[num_matched:]:
+                self._awaited[awaited] = self._awaited.get(awaited, 0) + 1
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make the block table cover `num_tokens` tokens, or change nothing and return False."""
+        num_new = self.num_blocks_for(num_tokens) - len(sequence.block_table)
+        if num_new > self.pool.num_available:
+            return False
+        sequence.block_table.extend(self._allocate() for _ in range(num_new))
+        return True
+
+    def commit(self, sequence: Sequence) -> list[CachedBlock]:
+        """Name every block whose tokens are all computed; returns the entries that are new to the cache."""
+        num_full = sequence.num_computed_tokens // self.block_size
+        if not self._enable_prefix_caching or sequence.is_private:
+            return []
+        self._extend_hashes(sequence)
+        stored: list[CachedBlock] = []
+        for index in range(sequence.num_committed_blocks, num_full):
+            entry = self._entry_of(sequence, index)
+            serving = self.prefix_cache.insert(entry)
+            if serving is None:
+                # The name is taken by other tokens: nothing behind it may be indexed either.
+                sequence.is_private = True
+                break
+            if serving == entry.block_id:
+                stored.append(entry)
+            else:
+                self.pool.acquire(serving)
+                self.pool.release(entry.block_id, keep_content=False)
+                sequence.block_table[index] = serving
+        self._stop_awaiting(sequence, len(sequence.block_hashes) if sequence.is_private else num_full)
+        sequence.num_committed_blocks = max(num_full, sequence.num_committed_blocks)
+        return stored
+
+    def free(self, sequence: Sequence) -> None:
+        """Give all blocks back; named ones stay cached, deepest first in line for eviction."""
+        self._stop_awaiting(sequence, len(sequence.block_hashes))
+        for block_id in reversed(sequence.block_table):
+            keep = self.prefix_cache.entry_of(block_id) is not None
+            self.pool.release(block_id, keep_content=keep)
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+        sequence.num_committed_blocks = 0
+        sequence.is_private = False
+
+    def clear_cache(self) -> int:
+        """Forget every cached block nobody holds. Returns their number; held blocks stay named."""
+        victims = self.pool.cached_in_eviction_order()
+        for block_id in victims:
+            self._forget(block_id)
+            self.pool.discard(block_id)
+        return len(victims)
+
+    def _allocate(self) -> BlockId:
+        block_id = self.pool.allocate()
+        self._forget(block_id)
+        return block_id
+
+    def _forget(self, block_id: BlockId) -> None:
+        entry = self.prefix_cache.remove(block_id)
+        if entry is not None:
+            self.eviction_log.record(entry)
+
+    def _stop_awaiting(self, sequence: Sequence, end: int) -> None:
+        """Withdraw the announcement of blocks from the first uncommitted one up to `end`."""
+        for index in range(sequence.num_committed_blocks, min(end, sequence.num_awaited_blocks)):
+            awaited = sequence.block_hashes[index]
+            remaining = self._awaited.pop(awaited) - 1
+            if remaining:
+                self._awaited[awaited] = remaining
+        if end >= sequence.num_awaited_blocks:
+            sequence.num_awaited_blocks = 0
+
+    def _extend_hashes(self, sequence: Sequence) -> None:
+        """Hash the full blocks of `token_ids` that are not hashed yet. O(new tokens)."""
+        num_hashed = len(sequence.block_hashes)
+        if num_hashed == 0:
+            sequence.block_hashes = chain_hashes(sequence.namespace, sequence.token_ids, self.block_size)
+            return
+        for index in range(num_hashed, sequence.num_tokens // self.block_size):
+            parent = sequence.block_hashes[index - 1]
+            sequence.block_hashes.append(block_hash(parent, self._token_bytes(sequence, index)))
+
+    def _entry_of(self, sequence: Sequence, index: int) -> CachedBlock:
+        return CachedBlock(
+            block_hash=sequence.block_hashes[index],
+            parent_hash=sequence.block_hashes[index - 1] if index else sequence.namespace,
+            token_bytes=self._token_bytes(sequence, index),
+            block_id=sequence.block_table[index],
+        )
+
+    def _token_bytes(self, sequence: Sequence, index: int) -> bytes:
+        start = index * self.block_size
+        return encode_tokens(sequence.token_ids[start : start + self.block_size])
+
+    def verify(self, sequences: list[Sequence], pinned: Iterable[BlockId] = ()) -> None:
+        """Assert that pool, cache and block tables agree. O(blocks); for tests and idle moments."""
+        self.pool.verify([block_id for item in sequences for block_id in item.block_table], pinned)
+        self.prefix_cache.verify()
+        order = {block_id: i for i, block_id in enumerate(self.pool.cached_in_eviction_order())}
+        for entry in self.prefix_cache:
+            parent = self.prefix_cache.parent_of(entry)
+            idle_since = order.get(entry.block_id)
+            if parent is not None and parent.block_id in order:
+                assert idle_since is not None, "a held block's parent is idle"
+                assert idle_since < order[parent.block_id], "a parent would be evicted before its child"
+        for block_id in order:
+            assert self.prefix_cache.entry_of(block_id) is not None, f"block {block_id} cached, not indexed"
+        awaited = sum(max(0, item.num_awaited_blocks - item.num_committed_blocks) for item in sequences)
+        assert sum(self._awaited.values()) == awaited, "awaited names do not match the sequences"
