@@ -169,7 +169,7 @@ def normalise_backend_url(url: str) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def load_config(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
+def load_config(path: Path | None) -> Config:
     """Read the file (or take the defaults). Raises ConfigError."""
     if path is None:
         return parse_config({})

@@ -1,0 +1,75 @@
+# One command per job. `make run` and `make test` need nothing but Python 3.11+ and, for tests, root or sudo
+# once to install redis-server and friends.
+PYTHON  ?= python3
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+BACKENDS ?= 2
+PORT    ?= 8000
+
+.PHONY: run venv dev test lint types imports unit bench bench-gateway bench-engine bench-routing soak gpu-check system-packages model clean help
+
+help: ## Show this text
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+run: venv ## Set up everything, then start a gateway and two workers with a real model
+	@$(BIN)/homing up --backends $(BACKENDS) --port $(PORT)
+
+venv: $(RUN_STAMP) ## Virtual environment with what `make run` and the examples need
+
+$(RUN_STAMP): pyproject.toml constraints.txt
+	@echo "==> Installing Homing and the CPU worker into $(VENV) (about two minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet --upgrade pip
+	@$(PIP) install --quiet --progress-bar on --constraint constraints.txt --editable '.[engine,examples]'
+	@touch $@
+
+dev: $(DEV_STAMP) ## The same plus linters, type checker and test tools
+
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo "==> Installing test tools into $(VENV)"
+	@$(PIP) install --quiet --progress-bar on --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+system-packages: ## Programs that tests start (redis-server, g++ …), if missing
+	@tests/install-system-packages.sh
+
+model: venv ## Fetch and convert the default model ahead of time
+	@$(BIN)/python -m engine_adapter.engine.model_store
+
+test: dev system-packages model lint types imports unit ## Everything CI checks
+
+lint:
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types:
+	@$(BIN)/mypy
+
+imports:
+	@$(BIN)/lint-imports
+
+unit:
+	@$(BIN)/pytest -n 2 --dist loadgroup
+
+bench: bench-gateway bench-engine bench-routing ## All benchmarks (long)
+
+bench-gateway: dev ## CPU per request against other gateways, as ratios
+	@$(BIN)/python tests/bench/gateway/run.py
+
+bench-engine: dev model ## The worker against other engines, as ratios
+	@$(BIN)/python tests/bench/engine/run.py
+
+bench-routing: dev ## Every routing policy on every trace slice
+	@$(BIN)/python -m gateway.replay.grid
+
+soak: dev ## 1,500 concurrent streams for five minutes
+	@$(BIN)/pytest -m soak tests
+
+gpu-check: dev ## Kernels on a CUDA device: correctness, then timings against floors
+	@$(BIN)/python tests/gpu/gpu_check.py
+
+clean: ## Remove the virtual environment and caches of this checkout
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .homing

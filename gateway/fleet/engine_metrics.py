@@ -1,0 +1,145 @@
+"""What each engine calls its numbers: health path and metric names per engine, and a lean text parser.
+
+Engines expose hundreds of series; the gateway wants seven numbers. So the parser is one pass over the
+lines that begin with a wanted name, and sums a series over its labels (one engine may report per model or
+per data-parallel rank). It raises nothing: a number that cannot be read is absent, and absent never means 0.
+
+Names: vLLM v1 (`vllm/v1/metrics/loggers.py`), SGLang (`srt/metrics/collector.py`), llama.cpp server,
+TensorRT-LLM as the Gateway API inference extension reads it. Our own worker speaks vLLM's names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDialect:
+    """Paths and metric names of one engine. An empty name: the engine does not report it."""
+
+    health_path: str = "/health"
+    metrics_path: str = "/metrics"
+    running: str = ""
+    waiting: str = ""
+    kv_usage: str = ""  # share of the KV cache in use, 0..1
+    prefix_queries: str = ""  # tokens looked up, counter
+    prefix_hits: str = ""  # tokens found, counter
+    capacity_tokens: str = ""  # gauge in tokens
+    cache_config: str = ""  # info metric with labels block_size and num_gpu_blocks
+
+
+_VLLM = EngineDialect(
+    running="vllm:num_requests_running",
+    waiting="vllm:num_requests_waiting",
+    kv_usage="vllm:kv_cache_usage_perc",
+    prefix_queries="vllm:prefix_cache_queries_total",
+    prefix_hits="vllm:prefix_cache_hits_total",
+    cache_config="vllm:cache_config_info",
+)
+
+DIALECTS: Mapping[str, EngineDialect] = {
+    "torch": _VLLM,
+    "vllm": _VLLM,
+    "sglang": EngineDialect(
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        kv_usage="sglang:token_usage",
+        prefix_queries="sglang:prompt_tokens_total",
+        prefix_hits="sglang:cached_tokens_total",
+        capacity_tokens="sglang:max_total_num_tokens",
+    ),
+    "llamacpp": EngineDialect(
+        running="llamacpp:requests_processing",
+        waiting="llamacpp:requests_deferred",
+        prefix_queries="llamacpp:prompt_tokens_total",
+        prefix_hits="llamacpp:prompt_tokens_cached_total",
+    ),
+    "trtllm": EngineDialect(
+        metrics_path="/prometheus/metrics",
+        running="trtllm_num_requests_running",
+        waiting="trtllm_num_requests_waiting",
+        kv_usage="trtllm_kv_cache_utilization",
+    ),
+    "openai": EngineDialect(health_path="/v1/models", metrics_path=""),
+}
+
+_WORKER_BLOCKS = "homing_worker_kv_blocks"
+_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """What one scrape said. None: the engine does not report it (never 0 by default)."""
+
+    start_time_s: float | None = None  # wall clock; a change means a new process, so a cold cache
+    num_running: float | None = None
+    num_waiting: float | None = None
+    kv_usage: float | None = None
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
+    kv_capacity_tokens: int | None = None
+    blocks: Mapping[str, int] | None = None  # state → count, from workers that say so
+
+
+def parse_metrics(text: str, dialect: EngineDialect) -> EngineReport:
+    """Read one Prometheus text exposition. O(lines); unknown lines are skipped."""
+    wanted = {
+        name: field
+        for field, name in (
+            ("num_running", dialect.running),
+            ("num_waiting", dialect.waiting),
+            ("kv_usage", dialect.kv_usage),
+            ("prefix_queries", dialect.prefix_queries),
+            ("prefix_hits", dialect.prefix_hits),
+            ("capacity", dialect.capacity_tokens),
+            ("start_time_s", "process_start_time_seconds"),
+        )
+        if name
+    }
+    sums: dict[str, float] = {}
+    blocks: dict[str, int] = {}
+    capacity: int | None = None
+    for line in text.splitlines():
+        name = line[: _name_end(line)]
+        if name in wanted:
+            value = _value(line)
+            if value is not None:
+                sums[wanted[name]] = sums.get(wanted[name], 0.0) + value
+        elif name == dialect.cache_config and name:
+            capacity = (capacity or 0) + _capacity_of(line) or capacity
+        elif name == _WORKER_BLOCKS:
+            value = _value(line)
+            state = dict(_LABEL.findall(line)).get("state")
+            if value is not None and state:
+                blocks[state] = blocks.get(state, 0) + int(value)
+    if "capacity" in sums:
+        capacity = int(sums["capacity"])
+    sums.pop("capacity", None)
+    return EngineReport(kv_capacity_tokens=capacity or None, blocks=blocks or None, **sums)
+
+
+def _name_end(line: str) -> int:
+    brace, space = line.find("{"), line.find(" ")
+    if brace < 0:
+        return max(space, 0)
+    return brace if space < 0 or brace < space else space
+
+
+def _value(line: str) -> float | None:
+    rest = line[line.rfind("}") + 1 :] if "{" in line else line[_name_end(line) :]
+    fields = rest.split()
+    try:
+        value = float(fields[0])
+    except (IndexError, ValueError):
+        return None
+    return value if value == value and abs(value) != float("inf") else None
+
+
+def _capacity_of(line: str) -> int:
+    labels = dict(_LABEL.findall(line))
+    try:
+        return int(labels["block_size"]) * int(labels["num_gpu_blocks"])
+    except (KeyError, ValueError):
+        return 0

@@ -1,0 +1,211 @@
+"""The fleet: which backends exist, what is known of them, and the one `FleetView` that routing sees.
+
+All changes go through `Fleet` and end in a new immutable view, published in one step, so no request sees
+half a change. What an operator asked for (cordon, drain) and what was observed (health) are kept apart and
+combined in `_state_of`: a drained backend that dies is down, and is still draining when it comes back.
+
+Epochs. A backend's cache lives as long as its process. The epoch is the process's start time (wall, whole
+seconds) when the engine reports one, so that all replicas of the gateway name the same life alike; a
+counter that went backwards moves it to the time of that scrape. Replicas may then differ by a scrape
+interval, which is why routing treats only a *smaller* epoch in a binding as lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from gateway.errors import NotFound
+from gateway.fleet.engine_metrics import EngineReport
+from gateway.routing.health import HealthSettings, HealthTable, Outcome
+from gateway.values import Backend, BackendId, BackendState, FleetView
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class _Row:
+    """Mutable record of one backend, private to the registry."""
+
+    backend: Backend
+    api_key: str | None = None
+    wants: BackendState | None = None  # CORDONED or DRAINING when an operator asked
+    drain_deadline_s: float | None = None
+    report: EngineReport = field(default_factory=EngineReport)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChange:
+    """One flip, for logs and metrics."""
+
+    backend_id: BackendId
+    before: BackendState
+    after: BackendState
+    reason: str
+
+
+class Fleet:
+    """All backends. Every mutating method publishes a new view before it returns."""
+
+    def __init__(
+        self,
+        health: HealthSettings,
+        *,
+        on_view: Callable[[FleetView], None],
+        on_change: Callable[[StateChange], None],
+        clock: Clock = time.monotonic,
+        wall_clock: Clock = time.time,
+    ) -> None:
+        self.view = FleetView()
+        self.health = HealthTable(health)
+        self._rows: dict[BackendId, _Row] = {}
+        self._on_view, self._on_change = on_view, on_change
+        self._clock, self._wall_clock = clock, wall_clock
+
+    # -- membership
+
+    def add(self, backend: Backend, *, api_key: str | None = None) -> None:
+        """Add a backend, or update the configured part of a known one; its health is kept."""
+        now_s = self._clock()
+        row = self._rows.get(backend.backend_id)
+        if row is not None and row.backend.base_url == backend.base_url:
+            row.backend = replace(
+                row.backend, weight=backend.weight, labels=backend.labels, engine=backend.engine
+            )
+            row.api_key = api_key
+        else:
+            if row is not None:  # same name, other address: another cache altogether
+                self.health.forget(backend.backend_id)
+            self._rows[backend.backend_id] = _Row(backend=replace(backend, since_s=now_s), api_key=api_key)
+        self._publish("configured")
+
+    def remove(self, backend_id: BackendId) -> None:
+        """Take a backend out at once; its sessions move at their next turn."""
+        row = self._row(backend_id)
+        del self._rows[backend_id]
+        self.health.forget(backend_id)
+        self._on_change(
+            StateChange(
+                backend_id=backend_id,
+                before=row.backend.state,
+                after=BackendState.REMOVED,
+                reason="removed",
+            )
+        )
+        self._publish("removed")
+
+    def set_weight(self, backend_id: BackendId, weight: float) -> None:
+        row = self._row(backend_id)
+        row.backend = replace(row.backend, weight=weight)
+        self._publish("weight")
+
+    # -- what an operator asks for
+
+    def cordon(self, backend_id: BackendId) -> None:
+        """No new sessions; bound ones stay."""
+        self._row(backend_id).wants = BackendState.CORDONED
+        self._publish("cordon")
+
+    def drain(self, backend_id: BackendId, deadline_s: float) -> None:
+        """No new sessions; bound ones move at their next turn, nobody waits beyond the deadline."""
+        row = self._row(backend_id)
+        row.wants, row.drain_deadline_s = BackendState.DRAINING, self._clock() + deadline_s
+        self._publish("drain")
+
+    def undrain(self, backend_id: BackendId) -> None:
+        """Take back a cordon or a drain."""
+        row = self._row(backend_id)
+        row.wants, row.drain_deadline_s = None, None
+        self._publish("undrain")
+
+    # -- what was observed
+
+    def observe_probe(self, backend_id: BackendId, outcome: Outcome, reason: str = "probe") -> None:
+        if backend_id in self._rows and self.health.observe_probe(backend_id, outcome, self._clock()):
+            self._publish(reason)
+
+    def observe_outcome(self, backend_id: BackendId, outcome: Outcome, reason: str = "requests") -> None:
+        if backend_id in self._rows and self.health.observe_outcome(backend_id, outcome, self._clock()):
+            self._publish(reason)
+
+    def observe_models(self, backend_id: BackendId, models: frozenset[str]) -> None:
+        row = self._rows.get(backend_id)
+        if row is not None and row.backend.models != models:
+            row.backend = replace(row.backend, models=models)
+            self._publish("models")
+
+    def observe_report(self, backend_id: BackendId, report: EngineReport) -> None:
+        """Take in one scrape: a new epoch when the process or its counters began again."""
+        row = self._rows.get(backend_id)
+        if row is None:
+            return
+        epoch = self._epoch_of(row, report)
+        capacity = report.kv_capacity_tokens or row.backend.kv_capacity_tokens
+        row.report = report
+        if epoch != row.backend.epoch or capacity != row.backend.kv_capacity_tokens:
+            is_new_life = epoch != row.backend.epoch and row.backend.epoch != 0
+            row.backend = replace(
+                row.backend,
+                epoch=epoch,
+                kv_capacity_tokens=capacity,
+                since_s=self._clock() if is_new_life else row.backend.since_s,
+            )
+            self._publish("new_epoch")
+
+    def _epoch_of(self, row: _Row, report: EngineReport) -> int:
+        if report.start_time_s is not None:
+            # never backwards: a clock set back on the engine's host must not revive an old life
+            return max(row.backend.epoch, int(report.start_time_s))
+        before, after = row.report.prefix_queries, report.prefix_queries
+        if before is not None and after is not None and after < before:
+            return int(self._wall_clock())
+        return row.backend.epoch
+
+    # -- reading
+
+    def api_key(self, backend_id: BackendId) -> str | None:
+        row = self._rows.get(backend_id)
+        return row.api_key if row else None
+
+    def report(self, backend_id: BackendId) -> EngineReport:
+        row = self._rows.get(backend_id)
+        return row.report if row else EngineReport()
+
+    def drain_left_s(self, backend_id: BackendId) -> float | None:
+        """Seconds until the drain deadline, None when not draining."""
+        row = self._rows.get(backend_id)
+        if row is None or row.drain_deadline_s is None:
+            return None
+        return max(0.0, row.drain_deadline_s - self._clock())
+
+    def _row(self, backend_id: BackendId) -> _Row:
+        row = self._rows.get(backend_id)
+        if row is None:
+            known = ", ".join(sorted(self._rows)) or "none"
+            raise NotFound(f"there is no backend {backend_id!r}; known: {known}")
+        return row
+
+    # -- publishing
+
+    def _state_of(self, row: _Row) -> BackendState:
+        if not self.health.is_up(row.backend.backend_id):
+            return BackendState.JOINING if row.backend.state is BackendState.JOINING else BackendState.DOWN
+        return row.wants or BackendState.READY
+
+    def _publish(self, reason: str) -> None:
+        """Build the new view and hand it out. O(backends)."""
+        now_s = self._clock()
+        changes = []
+        backends: dict[BackendId, Backend] = {}
+        for backend_id, row in self._rows.items():
+            before, after = row.backend.state, self._state_of(row)
+            if before is not after:
+                changes.append(StateChange(backend_id=backend_id, before=before, after=after, reason=reason))
+                row.backend = replace(row.backend, state=after, since_s=now_s)
+            backends[backend_id] = row.backend
+        # a fresh dict per view, never changed after this line
+        self.view = FleetView(generation=self.view.generation + 1, backends=backends)
+        self._on_view(self.view)
+        for change in changes:
+            self._on_change(change)
