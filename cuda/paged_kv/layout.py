@@ -1,0 +1,193 @@
+"""Where each KV value lives in the arena: the one place that turns (block, layer, K or V, head) into bytes.
+
+The arena is an array of equal *tiles*. A tile holds one KV head of one layer of one block, K or V:
+
+    tile  = [block_size][head_dim] values, then [block_size] float32 scales (quantised types only)
+    block = [num_layers][K, V][num_kv_heads] tiles                 (contiguous: `block_bytes`)
+    arena = [num_blocks] blocks                                    (contiguous: `total_bytes`)
+
+Reasons. A block of all layers is contiguous, so copying it, moving it to another tier and summing it is one
+memory copy of `block_bytes` (2 MiB for an 8B Llama in bf16) and not 2 x num_layers small ones. Inside a block
+the head comes before the token, so one attention group reads whole tiles front to back. Scales sit in their
+tile, so one gather brings both and no transfer can lose one of the two. The price: one layer of a sequence is
+strided by `block_bytes`, which costs address-translation misses on a GPU when a block is much below a page.
+
+Invariant: `tile_bytes` is a multiple of 16, so every tile starts on a vector-load boundary.
+This module knows no device, no allocator and no block's meaning.
+"""
+
+import enum
+import re
+from dataclasses import dataclass
+
+TILE_ALIGNMENT_BYTES = 16  # one 128-bit load, the widest a CUDA thread issues
+SCALE_BYTES = 4  # scales are float32: bf16 scales alone would add 0.4 % error to every value
+
+
+class KVDtype(enum.Enum):
+    """How a K or V value is stored."""
+
+    FLOAT32 = "fp32"
+    BFLOAT16 = "bf16"
+    FLOAT16 = "fp16"
+    FP8_E4M3 = "fp8_e4m3"  # the "fn" variant: largest finite value 448, no infinity
+    INT8 = "int8"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one stored value."""
+        return {KVDtype.FLOAT32: 4, KVDtype.BFLOAT16: 2, KVDtype.FLOAT16: 2}.get(self, 1)
+
+    @property
+    def is_quantised(self) -> bool:
+        """True when each (token, head) row carries a scale."""
+        return self in (KVDtype.FP8_E4M3, KVDtype.INT8)
+
+    @property
+    def max_magnitude(self) -> float:
+        """Largest value a quantised row stores; a row's largest element is scaled onto it."""
+        return {KVDtype.FP8_E4M3: 448.0, KVDtype.INT8: 127.0}[self]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """Shape and byte strides of one KV arena."""
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: KVDtype
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a shape that no kernel can address."""
+        for name in ("num_layers", "num_blocks", "block_size", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"KVLayout.{name} must be at least 1, got {getattr(self, name)}")
+        if self.tile_bytes % TILE_ALIGNMENT_BYTES:
+            raise ValueError(
+                f"a tile of {self.block_size} tokens x {self.head_dim} {self.dtype.value} values is "
+                f"{self.tile_bytes} bytes, not a multiple of {TILE_ALIGNMENT_BYTES}: use a larger block size"
+            )
+
+    @property
+    def tile_values(self) -> int:
+        """Values in one tile."""
+        return self.block_size * self.head_dim
+
+    @property
+    def tile_data_bytes(self) -> int:
+        """Bytes of the values of one tile; its scales, if any, follow."""
+        return self.tile_values * self.dtype.item_bytes
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes from one tile to the next."""
+        return self.tile_data_bytes + (self.block_size * SCALE_BYTES if self.dtype.is_quantised else 0)
+
+    @property
+    def tiles_per_layer(self) -> int:
+        """Tiles that one layer has in one block: K and V of every head."""
+        return 2 * self.num_kv_heads
+
+    @property
+    def tiles_per_block(self) -> int:
+        """Tiles of one block, all layers."""
+        return self.num_layers * self.tiles_per_layer
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of the arena."""
+        return self.num_blocks * self.tiles_per_block
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer inside one block: the unit of layer-wise loading."""
+        return self.tiles_per_layer * self.tile_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, all layers, K and V, scales included."""
+        return self.tiles_per_block * self.tile_bytes
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes one token occupies over all layers, K and V, scales included."""
+        return self.block_bytes // self.block_size
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the arena."""
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def num_slots(self) -> int:
+        """Token positions of the arena: slot = block_id * block_size + offset."""
+        return self.num_blocks * self.block_size
+
+    def tile_id(self, *, block_id: int, layer: int, is_value: bool, head: int) -> int:
+        """Index of a tile; its first byte is `tile_id * tile_bytes`."""
+        return (
+            block_id * self.tiles_per_block
+            + layer * self.tiles_per_layer
+            + is_value * self.num_kv_heads
+            + head
+        )
+
+    @classmethod
+    def fit(
+        cls,
+        memory_bytes: int,
+        *,
+        num_layers: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: KVDtype,
+    ) -> int:
+        """Return how many blocks of this shape `memory_bytes` holds; raise ValueError when none fits."""
+        one = cls(
+            num_layers=num_layers,
+            num_blocks=1,
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+        )
+        num_blocks = memory_bytes // one.block_bytes
+        if num_blocks < 1:
+            raise ValueError(f"{memory_bytes} bytes hold no KV block: one takes {one.block_bytes} bytes")
+        return num_blocks
+
+
+_UNITS = {
+    "": 1,
+    "k": 1000,
+    "m": 1000**2,
+    "g": 1000**3,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
+
+
+def parse_kv_memory(setting: str, *, free_bytes: int) -> int:
+    """Return the bytes that a `--kv-memory` setting asks for.
+
+    A number in (0, 1] is a share of the memory that is free *after* the weights were loaded and one
+    worst-case step was run; anything else is a size: `8GiB`, `500MB`, `1073741824`.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", setting.lower())
+    if match is None or match.group(2) not in _UNITS:
+        raise ValueError(f"--kv-memory {setting!r} is neither a share (0.9) nor a size (8GiB)")
+    number, unit = float(match.group(1)), match.group(2)
+    if not unit and number <= 1:
+        number, unit = number * free_bytes, ""
+    size = int(number * _UNITS[unit])
+    if size < 1:
+        raise ValueError(
+            f"--kv-memory {setting!r} leaves no memory for the KV cache ({free_bytes} bytes are free)"
+        )
+    return size

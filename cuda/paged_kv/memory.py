@@ -1,0 +1,117 @@
+"""One KV arena, allocated once: numpy memory on the host, CuPy memory on a device.
+
+Decisions: a single allocation that never moves, so block ids stay valid for the process's life and no
+allocator is on the hot path; torch sees it through DLPack without copying, as raw bytes (uint8), because CuPy
+and numpy have no bf16 or fp8 of their own. The arena object owns the memory: keep it for as long as a view
+lives. It knows nothing of who uses which block.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paged_kv.layout import KVLayout
+
+if TYPE_CHECKING:
+    import torch
+
+HOST_ALIGNMENT_BYTES = 4096  # a page: permits O_DIRECT and later registration as pinned memory
+
+
+def allocate_host_bytes(size: int) -> npt.NDArray[np.uint8]:
+    """Return page-aligned zeroed host memory of exactly `size` usable bytes, touched only when used."""
+    raw = np.zeros(size + HOST_ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % HOST_ALIGNMENT_BYTES
+    return raw[start : start + size]
+
+
+def allocate_device_bytes(size: int, device_id: int) -> Any:
+    """Return a zeroed CuPy uint8 array with its own allocation: CuPy's pool would round and recycle it."""
+    import cupy
+
+    with cupy.cuda.Device(device_id):
+        array = cupy.ndarray((size,), cupy.uint8, cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0))
+        array.fill(0)
+    return array
+
+
+def free_memory_bytes(device: str = "cpu") -> int:
+    """Return the bytes a new arena could take now: on a device, or on the host within its cgroup limit."""
+    if device.startswith("cuda"):
+        import cupy
+
+        with cupy.cuda.Device(_device_id(device)):
+            return int(cupy.cuda.runtime.memGetInfo()[0])
+    meminfo = Path("/proc/meminfo").read_text()
+    available = next(
+        int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable")
+    )
+    limit_file, used_file = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit_file.exists() and used_file.exists() and (limit := limit_file.read_text().strip()) != "max":
+        available = min(available, max(0, int(limit) - int(used_file.read_text())))
+    return available
+
+
+def _device_id(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KVArena:
+    """The memory behind every block. `storage` is (total_bytes,) uint8: numpy on "cpu", CuPy on "cuda:N"."""
+
+    layout: KVLayout
+    device: str
+    storage: Any
+
+    @classmethod
+    def allocate(cls, layout: KVLayout, device: str = "cpu") -> "KVArena":
+        """Allocate all blocks, zeroed."""
+        if device == "cpu":
+            return cls(layout=layout, device=device, storage=allocate_host_bytes(layout.total_bytes))
+        if not device.startswith("cuda"):
+            raise ValueError(f"a KV arena lives on cpu or cuda:N, not on {device!r}")
+        storage = allocate_device_bytes(layout.total_bytes, _device_id(device))
+        return cls(layout=layout, device=device, storage=storage)
+
+    @property
+    def is_host(self) -> bool:
+        """True when the arena is plain host memory."""
+        return self.device == "cpu"
+
+    def tensor(self) -> "torch.Tensor":
+        """Return the arena as a torch tensor (total_bytes,) uint8 that shares this memory."""
+        import torch
+
+        return torch.utils.dlpack.from_dlpack(self.storage)
+
+    def host_view(self) -> npt.NDArray[np.uint8]:
+        """Return the arena as (num_blocks, block_bytes) bytes in place; host arenas only."""
+        if not self.is_host:
+            raise ValueError(f"the arena lives on {self.device}: read blocks with read_block")
+        view: npt.NDArray[np.uint8] = self.storage.reshape(self.layout.num_blocks, self.layout.block_bytes)
+        return view
+
+    def read_block(self, block_id: int) -> bytes:
+        """Return the bytes of one block, all layers, scales included. On a device this waits for the copy."""
+        block = self._block(block_id)
+        return bytes(block if self.is_host else block.get())
+
+    def write_block(self, block_id: int, data: bytes) -> None:
+        """Changes: one block, to bytes that read_block of an arena with the same layout returned."""
+        if len(data) != self.layout.block_bytes:
+            raise ValueError(f"a block is {self.layout.block_bytes} bytes, got {len(data)}")
+        values = np.frombuffer(data, np.uint8)
+        if self.is_host:
+            self._block(block_id)[:] = values
+        else:
+            self._block(block_id).set(values)
+
+    def _block(self, block_id: int) -> Any:
+        if not 0 <= block_id < self.layout.num_blocks:
+            raise IndexError(f"block {block_id} of {self.layout.num_blocks}")
+        start = block_id * self.layout.block_bytes
+        return self.storage[start : start + self.layout.block_bytes]

@@ -1,0 +1,180 @@
+"""Paged attention in torch operations: gather whole tiles, then SDPA. Runs on a CPU and on any torch device.
+
+Decisions, each measured on a CPU: whole tiles are gathered with one `index_select` over contiguous rows
+(single tokens cost a third more at 2k context); at decode the query heads that share a KV head become the
+query length, so KV is never repeated; a fresh prompt uses the keys and values at hand; masks are additive in
+the query's dtype and made once per step. Invariants: see `attention`.
+"""
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from paged_kv import reference
+from paged_kv.batch import AttentionBatch
+from paged_kv.codec import MIN_AMAX
+from paged_kv.layout import KVDtype
+from paged_kv.memory import KVArena
+from paged_kv.torch_plan import DecodeGroup, Prefill, StepPlan, plan_step
+
+_STORED = {
+    KVDtype.FLOAT32: torch.float32,
+    KVDtype.BFLOAT16: torch.bfloat16,
+    KVDtype.FLOAT16: torch.float16,
+    KVDtype.FP8_E4M3: torch.float8_e4m3fn,
+    KVDtype.INT8: torch.int8,
+}
+
+
+def quantise_rows(rows: torch.Tensor, dtype: KVDtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return stored bytes (uint8) and scales of rows (..., head_dim), exactly as `codec.encode_rows`."""
+    rows = rows.float()
+    magnitude = torch.where(rows.isfinite(), rows, 0.0).abs()
+    # A tensor divides; a Python number would be turned into its reciprocal, which rounds differently.
+    limit = torch.full((), dtype.max_magnitude, device=rows.device)
+    scales = magnitude.amax(-1).clamp_min(float(MIN_AMAX)) / limit
+    scaled = (rows.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf) / scales[..., None]).clamp(
+        -limit, limit
+    )
+    if dtype is KVDtype.INT8:
+        scaled = scaled.round()
+    return scaled.to(_STORED[dtype]).view(torch.uint8), scales
+
+
+class TorchBackend:
+    """AttentionBackend in torch. Keeps the plan of the batch it saw last."""
+
+    def __init__(self, arena: KVArena, *, num_heads: int, scale: float, sliding_window: int | None) -> None:
+        layout = arena.layout
+        self._layout = layout
+        self._arena = arena
+        self._scale = scale
+        self._sliding_window = sliding_window
+        self._group = num_heads // layout.num_kv_heads
+        self._bytes = arena.tensor()
+        tiles = self._bytes.view(layout.num_tiles, layout.tile_bytes)
+        self._stored_dtype = _STORED[layout.dtype]
+        self._tiles = tiles if layout.dtype.is_quantised else tiles.view(self._stored_dtype)
+        self._rows = tiles[:, : layout.tile_data_bytes].view(-1, layout.block_size, self._row_bytes())
+        if not layout.dtype.is_quantised:
+            self._rows = self._rows.view(self._stored_dtype)
+        self._planned: tuple[AttentionBatch, torch.dtype, StepPlan] | None = None
+
+    def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
+        """See AttentionBackend."""
+        plan = self._plan(batch, key)
+        for is_value, rows in ((False, key), (True, value)):
+            tiles = plan.write_tiles + (
+                layer * self._layout.tiles_per_layer + is_value * self._layout.num_kv_heads
+            )
+            if self._layout.dtype.is_quantised:
+                stored, scales = quantise_rows(rows, self._layout.dtype)
+                self._rows[tiles, plan.write_offsets] = stored
+                self._scales()[tiles, plan.write_offsets] = scales
+            else:
+                self._rows[tiles, plan.write_offsets] = rows.to(self._stored_dtype)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
+        """See AttentionBackend."""
+        plan = self._plan(batch, query)
+        if not plan.prefills and len(plan.decode_groups) == 1:  # the common step: rows are already in order
+            return self._decode(layer, query, plan.decode_groups[0])
+        out = torch.empty_like(query)
+        for group in plan.decode_groups:
+            out.index_copy_(
+                0, group.token_rows, self._decode(layer, query.index_select(0, group.token_rows), group)
+            )
+        for prefill in plan.prefills:
+            rows = slice(prefill.start, prefill.stop)
+            out[rows] = self._prefill(layer, query[rows], key[rows], value[rows], prefill)
+        return out
+
+    def _decode(self, layer: int, query: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
+        """Attend one new token per sequence: query (batch, num_heads, head_dim)."""
+        layout = self._layout
+        gathered = self._gather(layer, group.tile_rows, query.dtype)
+        shape = (2, group.num_sequences, layout.num_kv_heads, -1, layout.head_dim)
+        key, value = gathered.view(shape)[:, :, :, : group.num_kv_tokens]
+        if group.tail_rows is not None:
+            gathered.view(-1, layout.head_dim).index_fill_(0, group.tail_rows, 0)
+        folded = query.reshape(group.num_sequences, layout.num_kv_heads, self._group, layout.head_dim)
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=group.mask, scale=self._scale)
+        return out.reshape(query.shape)
+
+    def _prefill(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prefill: Prefill
+    ) -> torch.Tensor:
+        """Attend the new tokens of one sequence: query (num_tokens, num_heads, head_dim)."""
+        layout = self._layout
+        if prefill.is_fresh and query.dtype == self._stored_dtype:
+            keys, values = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+        else:
+            gathered = self._gather(layer, prefill.tile_rows, query.dtype)
+            keys, values = gathered.view(2, 1, layout.num_kv_heads, -1, layout.head_dim)[
+                :, :, :, : prefill.num_kv_tokens
+            ]
+        out = scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            keys,
+            values,
+            attn_mask=prefill.mask,
+            is_causal=prefill.mask is None,
+            scale=self._scale,
+            enable_gqa=self._group > 1,
+        )
+        return out[0].transpose(0, 1)
+
+    def _gather(self, layer: int, tile_rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the tiles' values (num_tiles * block_size, head_dim) in `dtype`: a copy, free to change."""
+        layout = self._layout
+        tiles = self._tiles.index_select(0, tile_rows + layer * layout.tiles_per_layer)
+        if not layout.dtype.is_quantised:
+            return tiles.to(dtype).view(-1, layout.head_dim)
+        values = tiles[:, : layout.tile_data_bytes].view(self._stored_dtype).to(torch.float32)
+        scales = tiles[:, layout.tile_data_bytes :].view(torch.float32)
+        return (values.view(-1, layout.head_dim) * scales.reshape(-1, 1)).to(dtype)
+
+    def _plan(self, batch: AttentionBatch, tensor: torch.Tensor) -> StepPlan:
+        planned = self._planned
+        if planned is None or planned[0] is not batch or planned[1] != tensor.dtype:
+            plan = plan_step(
+                batch,
+                self._layout,
+                sliding_window=self._sliding_window,
+                dtype=tensor.dtype,
+                device=self._bytes.device,
+            )
+            self._planned = planned = (batch, tensor.dtype, plan)
+        return planned[2]
+
+    def _row_bytes(self) -> int:
+        return self._layout.head_dim * self._layout.dtype.item_bytes
+
+    def _scales(self) -> torch.Tensor:
+        """Return (num_tiles, block_size) float32, in place."""
+        layout = self._layout
+        return self._bytes.view(layout.num_tiles, layout.tile_bytes)[:, layout.tile_data_bytes :].view(
+            torch.float32
+        )
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """See AttentionBackend."""
+        if not pairs:
+            return
+        sources, destinations = torch.tensor(pairs, device=self._bytes.device).unbind(1)
+        blocks = self._bytes.view(self._layout.num_blocks, self._layout.block_bytes)
+        blocks.index_copy_(0, destinations, blocks.index_select(0, sources))
+
+    def read_block(self, block_id: int) -> bytes:
+        """See AttentionBackend."""
+        return self._arena.read_block(block_id)
+
+    def write_block(self, block_id: int, data: bytes) -> None:
+        """See AttentionBackend."""
+        self._arena.write_block(block_id, data)
+
+    def checksum(self, block_id: int) -> int:
+        """See AttentionBackend."""
+        return reference.checksum(np.frombuffer(self._arena.read_block(block_id), np.uint8))

@@ -1,0 +1,170 @@
+"""What the torch backend derives from a batch once per step: gather indices, masks, tails.
+
+A batch is cut into work of two kinds, so that no work is padded to more than twice its size:
+
+- decode groups: sequences with one new token, padded to the longest of the group; a group holds sequences
+  whose block counts round up to the same power of two;
+- prefills: each sequence with several new tokens alone, unpadded.
+
+Tile rows are for layer 0; a layer adds `layer * tiles_per_layer`. Invariant: every row of a decode group at
+or past a sequence's end is listed in `tail_rows`, so the backend can zero what it gathered there: a weight of
+zero does not silence a NaN.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from paged_kv.batch import AttentionBatch
+from paged_kv.layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeGroup:
+    """Sequences with one new token each, attended together. KV axis 0 below is (K, V)."""
+
+    token_rows: torch.Tensor  # (batch,) int64: rows of the step's query
+    num_sequences: int
+    num_kv_tokens: int  # padded length S
+    tile_rows: torch.Tensor  # (2 * batch * num_kv_heads * blocks,) int64
+    mask: torch.Tensor | None  # (batch, 1, 1, S) additive, None when no sequence is padded
+    tail_rows: torch.Tensor | None  # rows of the gathered (2 * batch * num_kv_heads * S, head_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """One sequence with several new tokens: query rows start..stop-1."""
+
+    start: int
+    stop: int
+    is_fresh: bool  # nothing before the new tokens: their keys and values are at hand
+    num_kv_tokens: int  # from the first block gathered to the end of the context
+    tile_rows: torch.Tensor  # (2 * num_kv_heads * blocks,) int64
+    mask: torch.Tensor | None  # (query, num_kv_tokens) additive; None means plain causal over equal lengths
+
+
+_Part = TypeVar("_Part", DecodeGroup, Prefill)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """Everything the layers of one step share."""
+
+    write_tiles: torch.Tensor  # (num_tokens, num_kv_heads) int64: K tile of each new row in layer 0
+    write_offsets: torch.Tensor  # (num_tokens, 1) int64: row inside the tile
+    decode_groups: list[DecodeGroup]
+    prefills: list[Prefill]
+
+
+def _tile_rows(layout: KVLayout, tables: list[list[int]]) -> torch.Tensor:
+    """Return tile ids ordered (K/V, sequence, head, block) for equally long tables."""
+    first_tile = torch.tensor(tables, dtype=torch.int64) * layout.tiles_per_block
+    kind = torch.arange(2).view(2, 1, 1, 1) * layout.num_kv_heads
+    head = torch.arange(layout.num_kv_heads).view(1, 1, -1, 1)
+    return (first_tile[None, :, None, :] + kind + head).reshape(-1)
+
+
+def _plan_decode_group(
+    batch: AttentionBatch, layout: KVLayout, members: list[int], window: int | None, dtype: torch.dtype
+) -> DecodeGroup:
+    starts = batch.query_starts
+    tables, lengths, hidden = [], [], []
+    for index in members:
+        skipped = batch.first_block(index, window)
+        tables.append(batch.used_blocks(index)[skipped:])
+        lengths.append(batch.context_lens[index] - skipped * layout.block_size)
+        # Within the first block gathered, the window may begin later than the block does.
+        hidden.append(0 if window is None else max(0, lengths[-1] - window))
+    num_blocks = max(len(table) for table in tables)
+    tables = [table + table[:1] * (num_blocks - len(table)) for table in tables]
+    num_kv_tokens = max(lengths) if len(set(lengths)) == 1 else num_blocks * layout.block_size
+    mask = tail_rows = None
+    if any(length != num_kv_tokens for length in lengths) or any(hidden):
+        position = torch.arange(num_kv_tokens)[None]
+        beyond = position >= torch.tensor(lengths)[:, None]
+        before = position < torch.tensor(hidden)[:, None]
+        mask = torch.zeros(len(members), 1, 1, num_kv_tokens, dtype=dtype)
+        mask.masked_fill_((beyond | before)[:, None, None], float("-inf"))
+        shape = (2, len(members), layout.num_kv_heads, num_kv_tokens)
+        tail_rows = beyond[None, :, None, :].expand(shape).reshape(-1).nonzero().view(-1)
+    return DecodeGroup(
+        token_rows=torch.tensor([starts[index] for index in members]),
+        num_sequences=len(members),
+        num_kv_tokens=num_kv_tokens,
+        tile_rows=_tile_rows(layout, tables),
+        mask=mask,
+        tail_rows=tail_rows if tail_rows is not None and len(tail_rows) else None,
+    )
+
+
+def _plan_prefill(
+    batch: AttentionBatch, layout: KVLayout, index: int, window: int | None, dtype: torch.dtype
+) -> Prefill:
+    query, context = batch.query_lens[index], batch.context_lens[index]
+    skipped = batch.first_block(index, window)
+    num_kv_tokens = context - skipped * layout.block_size
+    mask = None
+    if query != context or (window is not None and window < context):
+        key_position = torch.arange(num_kv_tokens)[None]
+        query_position = torch.arange(num_kv_tokens - query, num_kv_tokens)[:, None]
+        invisible = key_position > query_position
+        if window is not None:
+            invisible |= key_position <= query_position - window
+        mask = torch.zeros(query, num_kv_tokens, dtype=dtype).masked_fill_(invisible, float("-inf"))
+    return Prefill(
+        start=batch.query_starts[index],
+        stop=batch.query_starts[index] + query,
+        is_fresh=query == context,
+        num_kv_tokens=num_kv_tokens,
+        tile_rows=_tile_rows(layout, [batch.used_blocks(index)[skipped:]]),
+        mask=mask,
+    )
+
+
+def plan_step(
+    batch: AttentionBatch,
+    layout: KVLayout,
+    *,
+    sliding_window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> StepPlan:
+    """Derive a step's plan for queries of `dtype`, with all tensors on `device`."""
+    groups: dict[int, list[int]] = {}
+    prefills = []
+    with torch.device("cpu"):
+        for index, query in enumerate(batch.query_lens):
+            if query == 1:
+                num_blocks = len(batch.used_blocks(index)) - batch.first_block(index, sliding_window)
+                groups.setdefault(num_blocks.bit_length(), []).append(index)
+            else:
+                prefills.append(_plan_prefill(batch, layout, index, sliding_window, dtype))
+        decodes = [
+            _plan_decode_group(batch, layout, members, sliding_window, dtype) for members in groups.values()
+        ]
+        slots = torch.from_numpy(batch.slot_mapping)
+        write_tiles = (slots // layout.block_size * layout.tiles_per_block)[:, None] + torch.arange(
+            layout.num_kv_heads
+        )
+        write_offsets = (slots % layout.block_size)[:, None]
+    plan = StepPlan(
+        write_tiles=write_tiles, write_offsets=write_offsets, decode_groups=decodes, prefills=prefills
+    )
+    return plan if device.type == "cpu" else _move(plan, device)
+
+
+def _move(plan: StepPlan, device: torch.device) -> StepPlan:
+    def moved(part: _Part) -> _Part:
+        fields = {name: getattr(part, name) for name in part.__slots__}
+        on_device: dict[str, Any] = {
+            name: value.to(device) for name, value in fields.items() if isinstance(value, torch.Tensor)
+        }
+        return replace(part, **on_device)
+
+    return StepPlan(
+        write_tiles=plan.write_tiles.to(device),
+        write_offsets=plan.write_offsets.to(device),
+        decode_groups=[moved(group) for group in plan.decode_groups],
+        prefills=[moved(prefill) for prefill in plan.prefills],
+    )

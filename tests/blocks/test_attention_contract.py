@@ -1,0 +1,286 @@
+"""The contract of every attention backend, run against each of them on the same cases."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from paged_kv import reference
+from paged_kv.attention import AttentionBackend, AttentionBatch, make_backend
+from paged_kv.layout import KVDtype, KVLayout
+from paged_kv.memory import KVArena
+
+BACKENDS = ("reference", "torch")
+NUM_LAYERS = 2
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """One backend over its arena, and the oracle's arena beside it."""
+
+    backend: AttentionBackend
+    arena: KVArena
+    oracle: np.ndarray
+    layout: KVLayout
+    num_heads: int
+    sliding_window: int | None
+    rng: np.random.Generator
+
+    @property
+    def scale(self) -> float:
+        return self.layout.head_dim**-0.5
+
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.from_numpy(self.rng.standard_normal(shape).astype(np.float32))
+
+    def step(self, batch: AttentionBatch, dtype: torch.dtype = torch.float32) -> None:
+        """Write random keys and values in every layer, then compare bytes and attention with the oracle."""
+        for layer in range(NUM_LAYERS):
+            shape = (batch.num_tokens, self.layout.num_kv_heads, self.layout.head_dim)
+            key, value = (self.random(*shape).to(dtype) for _ in range(2))
+            query = self.random(batch.num_tokens, self.num_heads, self.layout.head_dim).to(dtype)
+            self.write(layer, key, value, batch)
+            got = self.backend.attend(layer, query, key, value, batch)
+            assert got.dtype == dtype
+            tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+            torch.testing.assert_close(
+                got.float(), self.expected(layer, query, batch), rtol=tolerance, atol=tolerance
+            )
+        self.assert_same_bytes()
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
+        self.backend.write_kv(layer, key, value, batch)
+        for is_value, rows in ((False, key), (True, value)):
+            reference.write_rows(
+                self.oracle,
+                self.layout,
+                layer=layer,
+                is_value=is_value,
+                rows=rows.float().numpy(),
+                slots=batch.slot_mapping,
+            )
+
+    def expected(self, layer: int, query: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        out = reference.attend(
+            self.oracle,
+            self.layout,
+            batch,
+            query.float().numpy(),
+            layer=layer,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+        )
+        return torch.from_numpy(out)
+
+    def assert_same_bytes(self) -> None:
+        oracle = self.oracle.reshape(self.layout.num_blocks, -1)
+        for block_id in range(self.layout.num_blocks):
+            assert self.backend.read_block(block_id) == oracle[block_id].tobytes(), (
+                f"block {block_id} differs"
+            )
+
+    def poison(self) -> None:
+        """Fill every byte of both arenas with a NaN pattern: 0xFF is NaN in every float type we store."""
+        for block_id in range(self.layout.num_blocks):
+            self.backend.write_block(block_id, b"\xff" * self.layout.block_bytes)
+        self.oracle[:] = 0xFF
+
+
+MakeBench = Callable[..., Bench]
+
+
+@pytest.fixture(params=BACKENDS)
+def make_bench(request: pytest.FixtureRequest) -> MakeBench:
+    """Return a factory of benches for one backend."""
+
+    def make(
+        *,
+        dtype: KVDtype = KVDtype.FLOAT32,
+        num_blocks: int = 24,
+        block_size: int = 4,
+        num_kv_heads: int = 2,
+        num_heads: int = 4,
+        head_dim: int = 16,
+        sliding_window: int | None = None,
+        seed: int = 0,
+    ) -> Bench:
+        layout = KVLayout(
+            num_layers=NUM_LAYERS,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+        )
+        arena = KVArena.allocate(layout)
+        backend = make_backend(
+            request.param, arena, num_heads=num_heads, scale=head_dim**-0.5, sliding_window=sliding_window
+        )
+        return Bench(
+            backend=backend,
+            arena=arena,
+            oracle=np.zeros(layout.total_bytes, np.uint8),
+            layout=layout,
+            num_heads=num_heads,
+            sliding_window=sliding_window,
+            rng=np.random.default_rng(seed),
+        )
+
+    return make
+
+
+def batch_of(bench: Bench, *sequences: tuple[int, int, list[int]]) -> AttentionBatch:
+    """Build a batch from (new tokens, context, block table) triples."""
+    queries, contexts, tables = zip(*sequences, strict=True)
+    return AttentionBatch.build(
+        query_lens=queries, context_lens=contexts, block_tables=tables, block_size=bench.layout.block_size
+    )
+
+
+@pytest.mark.parametrize("dtype", KVDtype)
+def test_mixed_steps_match_the_oracle(make_bench: MakeBench, dtype: KVDtype) -> None:
+    """Prefills, chunks and decodes of unequal lengths in one step give the oracle's bytes and attention."""
+    bench = make_bench(dtype=dtype)
+    bench.step(batch_of(bench, (7, 7, [5, 1]), (12, 12, [9, 2, 7]), (1, 1, [0])))
+    bench.step(batch_of(bench, (1, 8, [5, 1]), (6, 18, [9, 2, 7, 20, 11]), (1, 2, [0])))
+    bench.step(batch_of(bench, (1, 19, [9, 2, 7, 20, 11]), (1, 9, [5, 1, 23]), (4, 4, [3]), (1, 3, [0])))
+    bench.step(batch_of(bench, (1, 20, [9, 2, 7, 20, 11])))
+
+
+@pytest.mark.parametrize("dtype", KVDtype)
+def test_garbage_outside_the_context_never_reaches_a_result(make_bench: MakeBench, dtype: KVDtype) -> None:
+    """Slots behind a sequence's end, spare blocks and padding may hold NaN: results stay the oracle's."""
+    bench = make_bench(dtype=dtype)
+    bench.poison()
+    bench.step(batch_of(bench, (5, 5, [3, 8]), (9, 9, [1, 2, 4, 17])))
+    bench.step(batch_of(bench, (1, 6, [3, 8, 19]), (1, 10, [1, 2, 4, 17]), (3, 3, [12, 13])))
+    bench.step(batch_of(bench, (1, 7, [3, 8, 19]), (2, 12, [1, 2, 4, 17])))
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 9])
+def test_a_sliding_window_hides_older_tokens(make_bench: MakeBench, window: int) -> None:
+    """Each token sees itself and window - 1 before it, in prefill, chunk and decode, across block borders."""
+    bench = make_bench(sliding_window=window)
+    bench.step(batch_of(bench, (11, 11, [4, 6, 2]), (2, 2, [1])))
+    bench.step(batch_of(bench, (5, 16, [4, 6, 2, 9]), (1, 3, [1])))
+    bench.step(batch_of(bench, (1, 17, [4, 6, 2, 9, 15]), (1, 4, [1])))
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (4, 4), (6, 2), (8, 1), (9, 3)])
+def test_every_grouping_of_heads(make_bench: MakeBench, num_heads: int, num_kv_heads: int) -> None:
+    """Query heads read the KV head of their group, from no sharing to one head for all."""
+    bench = make_bench(num_heads=num_heads, num_kv_heads=num_kv_heads)
+    bench.step(batch_of(bench, (6, 6, [7, 3])))
+    bench.step(batch_of(bench, (1, 7, [7, 3]), (5, 5, [0, 1])))
+
+
+@pytest.mark.parametrize(("block_size", "head_dim"), [(16, 64), (16, 128), (8, 80), (32, 96), (4, 256)])
+def test_model_shapes(make_bench: MakeBench, block_size: int, head_dim: int) -> None:
+    """Block sizes and head sizes of real models, full blocks and nearly empty ones."""
+    bench = make_bench(block_size=block_size, head_dim=head_dim, num_blocks=6, num_heads=2, num_kv_heads=1)
+    bench.step(batch_of(bench, (block_size, block_size, [5]), (3, 3, [2])))
+    bench.step(batch_of(bench, (1, block_size + 1, [5, 0]), (1, 4, [2])))
+
+
+@pytest.mark.parametrize("dtype", [KVDtype.BFLOAT16, KVDtype.FP8_E4M3])
+def test_half_precision_queries(make_bench: MakeBench, dtype: KVDtype) -> None:
+    """A bf16 model gets bf16 back, within its rounding."""
+    bench = make_bench(dtype=dtype)
+    bench.step(batch_of(bench, (7, 7, [5, 1]), (1, 1, [0])), torch.bfloat16)
+    bench.step(batch_of(bench, (1, 8, [5, 1]), (3, 4, [0])), torch.bfloat16)
+
+
+def test_chunking_does_not_change_the_result(make_bench: MakeBench) -> None:
+    """In fp32 each token's attention is the same whole, in chunks, token by token or beside others."""
+    table, length = [3, 9, 1, 12, 6], 19
+    whole: torch.Tensor | None = None
+    for chunks in ([19], [8, 11], [5, 1, 7, 6], [1] * 19):
+        bench = make_bench()
+        shape = (length, bench.layout.num_kv_heads, bench.layout.head_dim)
+        key, value = bench.random(*shape), bench.random(*shape)
+        query = bench.random(length, bench.num_heads, bench.layout.head_dim)
+        extra = bench.random(1, bench.num_heads, bench.layout.head_dim)
+        parts, done = [], 0
+        for chunk in chunks:
+            rows = slice(done, done + chunk)
+            done += chunk
+            batch = batch_of(bench, (chunk, done, table), (1, 1, [20]))
+            neighbour = extra[:, : bench.layout.num_kv_heads]
+            keys, values = torch.cat([key[rows], neighbour]), torch.cat([value[rows], neighbour])
+            bench.write(0, keys, values, batch)
+            parts.append(
+                bench.backend.attend(0, torch.cat([query[rows], extra]), keys, values, batch)[:chunk]
+            )
+        result = torch.cat(parts)
+        whole = result if whole is None else whole
+        torch.testing.assert_close(result, whole, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [KVDtype.FP8_E4M3, KVDtype.INT8])
+def test_quantised_blocks_stay_finite_and_bounded(make_bench: MakeBench, dtype: KVDtype) -> None:
+    """Zeros, tiny, huge, infinite and NaN rows are stored finite, byte for byte as the oracle stores them."""
+    bench = make_bench(dtype=dtype, num_kv_heads=1, num_heads=1)
+    rows = bench.random(8, 1, bench.layout.head_dim)
+    rows[0], rows[1], rows[2] = 0, rows[1] * 1e-30, rows[2] * 1e30
+    rows[3, 0, 3], rows[4, 0, 5], rows[5, 0, 0], rows[6] = torch.inf, -torch.inf, torch.nan, torch.nan
+    rows[7, 0, 1] = -0.0
+    batch = batch_of(bench, (8, 8, [1, 2]))
+    bench.write(1, rows, rows, batch)
+    bench.assert_same_bytes()
+    query = bench.random(8, 1, bench.layout.head_dim)
+    assert bench.backend.attend(1, query * 1e-20, rows, rows, batch).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", KVDtype)
+def test_each_stored_value_is_the_nearest(make_bench: MakeBench, dtype: KVDtype) -> None:
+    """Values on and beside every rounding border are stored as the oracle stores them."""
+    bench = make_bench(dtype=dtype, num_kv_heads=1, num_heads=1, head_dim=32, num_blocks=33, block_size=8)
+    codes = np.arange(1 << 13, dtype=np.uint32) << 19  # each bf16 exponent with its upper fraction bits
+    values = torch.from_numpy(codes.view(np.float32).copy()).nan_to_num(nan=1.5).reshape(-1, 1, 32)
+    values = values * torch.linspace(0.5, 2.0, 256)[:, None, None]
+    batch = batch_of(bench, (256, 256, list(range(1, 33))))
+    bench.write(0, values, -values, batch)
+    bench.assert_same_bytes()
+
+
+def test_copied_blocks_hold_their_sources_as_they_were(make_bench: MakeBench) -> None:
+    """A chain and a swap in one call copy what each source held before the call, in all layers."""
+    bench = make_bench(dtype=KVDtype.FP8_E4M3)
+    bench.step(batch_of(bench, (24, 24, [0, 1, 2, 3, 4, 5])))
+    before = [bench.backend.read_block(block_id) for block_id in range(8)]
+    bench.backend.copy_blocks([(0, 1), (1, 2), (3, 4), (4, 3), (5, 7)])
+    bench.backend.copy_blocks([])
+    after = [bench.backend.read_block(block_id) for block_id in range(8)]
+    assert after == [before[source] for source in (0, 0, 1, 4, 3, 5, 6, 5)]
+
+
+def test_a_block_travels_as_bytes_and_its_checksum_with_it(make_bench: MakeBench) -> None:
+    """Bytes read from one block and written to another are that block; one flipped bit or a swap shows."""
+    bench = make_bench(dtype=KVDtype.BFLOAT16)
+    bench.step(batch_of(bench, (4, 4, [2])))
+    data = bench.backend.read_block(2)
+    bench.backend.write_block(11, data)
+    assert bench.backend.read_block(11) == data
+    assert (
+        bench.backend.checksum(11)
+        == bench.backend.checksum(2)
+        == reference.checksum(np.frombuffer(data, np.uint8))
+    )
+    flipped = bytearray(data)
+    flipped[100] ^= 16
+    bench.backend.write_block(11, bytes(flipped))
+    assert bench.backend.checksum(11) != bench.backend.checksum(2)
+    bench.backend.write_block(11, data[8:16] + data[:8] + data[16:])
+    assert bench.backend.checksum(11) != bench.backend.checksum(2)
+
+
+def test_a_block_of_the_wrong_size_or_place_is_refused(make_bench: MakeBench) -> None:
+    """Truncated bytes and unknown block ids raise and change nothing."""
+    bench = make_bench()
+    with pytest.raises(ValueError, match="a block is"):
+        bench.backend.write_block(0, b"short")
+    with pytest.raises(IndexError):
+        bench.backend.read_block(bench.layout.num_blocks)
+    bench.assert_same_bytes()
