@@ -59,7 +59,7 @@ class BlockManager:
     def waits_for_another(self, sequence: Sequence, num_matched: int) -> bool:
         """Whether the block after the match is being computed by another sequence right now."""
         hashes = sequence.block_hashes
-        num_reusable = (sequence.num_tokens - 1) // self.block_size
+        num_reusable = min(len(hashes), (sequence.num_tokens - 1) // self.block_size)
         return num_matched < num_reusable and hashes[num_matched] in self._awaited
 
     def admit(self, sequence: Sequence, matched: list[BlockId], *, num_spare: int = 0) -> bool:

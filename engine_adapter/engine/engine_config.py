@@ -1,0 +1,84 @@
+"""Settings of one engine, and what `auto` means on this machine. Knows no model."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine_adapter.engine.scheduler import SchedulerConfig
+from paged_kv.layout import KVDtype
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_KV_DTYPE_OF = {
+    torch.float32: KVDtype.FLOAT32,
+    torch.bfloat16: KVDtype.BFLOAT16,
+    torch.float16: KVDtype.FLOAT16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an operator may choose; every default suits one small machine."""
+
+    dtype: str = "auto"  # auto, fp32, bf16 or fp16
+    kv_dtype: str = "auto"  # auto (as dtype), fp32, bf16, fp16, fp8_e4m3 or int8
+    block_size: int = 16
+    kv_memory_bytes: int = 1 << 30
+    num_kv_blocks: int | None = None  # wins over kv_memory_bytes
+    max_model_len: int | None = None  # tokens; None: what the model was made for
+    max_batch_tokens: int = 512
+    max_prefill_tokens_beside_decodes: int = 128
+    max_num_sequences: int = 32
+    max_num_waiting: int = 1024
+    enable_prefix_caching: bool = True
+    num_draft_tokens: int = 0  # prompt-lookup speculation; 0 is off
+    pin_budget_fraction: float = 0.5
+    num_threads: int = 1  # two torch threads collapse when another process wants a core
+    attention_backend: str = "torch"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not one of auto, {', '.join(DTYPES)}")
+        kv_names = [kind.value for kind in KVDtype]
+        if self.kv_dtype != "auto" and self.kv_dtype not in kv_names:
+            raise ValueError(f"kv_dtype {self.kv_dtype!r} is not one of auto, {', '.join(kv_names)}")
+        if not 0 <= self.pin_budget_fraction < 1:
+            raise ValueError("pin_budget_fraction must be at least 0 and below 1: some blocks stay unpinned")
+        if self.num_draft_tokens < 0:
+            raise ValueError("num_draft_tokens must not be negative")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return fast_dtype(self.device) if self.dtype == "auto" else DTYPES[self.dtype]
+
+    @property
+    def storage_dtype(self) -> KVDtype:
+        return _KV_DTYPE_OF[self.torch_dtype] if self.kv_dtype == "auto" else KVDtype(self.kv_dtype)
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_batch_tokens=self.max_batch_tokens,
+            max_prefill_tokens_beside_decodes=self.max_prefill_tokens_beside_decodes,
+            max_num_sequences=self.max_num_sequences,
+            max_num_waiting=self.max_num_waiting,
+            num_draft_tokens=self.num_draft_tokens,
+        )
+
+
+@functools.cache
+def fast_dtype(device: str) -> torch.dtype:
+    """Return bf16 where the processor multiplies it natively, else fp32 (emulated bf16 is slower)."""
+    if device != "cpu":
+        return torch.bfloat16
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return torch.float32
+    native = any(f" {flag} " in f"{flags} " for flag in ("avx512_bf16", "amx_bf16"))
+    return torch.bfloat16 if native else torch.float32

@@ -1,0 +1,160 @@
+"""The Llama-family forward pass over paged KV, for one ragged batch of tokens.
+
+All tokens of a step, prompts and decodes alike, are rows of one matrix; only attention knows which row
+belongs to whom. Families differ by the presence of a tensor (biases, query and key norms) or by a number in
+`ModelConfig`, never by a class. Query, key and value projections are one product, gate and up another.
+
+Norms are computed in fp32 and rounded once, as the checkpoints' own code does. Logits are fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from engine_adapter.engine.linear import Linear, make_linear
+from engine_adapter.engine.model_config import ModelConfig
+from engine_adapter.engine.rope import RotaryEmbedding, rotate
+from paged_kv.attention import AttentionBackend
+from paged_kv.batch import AttentionBatch
+
+Weights = dict[str, torch.Tensor]
+
+
+class LlamaModel:
+    """Weights of one checkpoint, ready to multiply."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, *, allow_packed: bool = True) -> None:
+        """Take the weights over.
+
+        Changes: empties `weights` as it goes, so that a packed copy and its original rarely coexist.
+        """
+        self.config = config
+        self.embedding = weights["model.embed_tokens.weight"]
+        self.dtype = self.embedding.dtype
+        self.device = self.embedding.device
+        self.rope = RotaryEmbedding(config, self.device)
+        self.layers = [
+            DecoderLayer(config, weights, index, allow_packed=allow_packed)
+            for index in range(config.num_hidden_layers)
+        ]
+        self.final_norm = weights.pop("model.norm.weight")
+        embedding = weights.pop("model.embed_tokens.weight")
+        head = embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
+        self.head = make_linear(head, None, allow_packed=allow_packed)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: AttentionBatch,
+        attention: Sequence[LayerAttention],
+        logit_rows: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Compute one step.
+
+        Args:
+            token_ids: `(num_tokens,)` int64, all sequences concatenated in the batch's order.
+            positions: `(num_tokens,)` int64, position of each token in its own sequence.
+            attention: per layer, where its KV lives.
+            logit_rows: rows whose logits are wanted; None when the step only fills KV.
+
+        Returns:
+            `(num_rows, vocab_size)` fp32, or None. Changes: KV at the batch's slots.
+        """
+        hidden = functional.embedding(token_ids, self.embedding)
+        cos, sin = self.rope.cos_sin(positions, self.dtype)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            keep_rows = logit_rows if index == last else None
+            hidden = layer.forward(hidden, cos, sin, batch, attention[index], keep_rows)
+        if logit_rows is None:
+            return None
+        return self.head(rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
+
+
+class LayerAttention:
+    """One layer's view of KV memory: a backend, and the layer's index within that backend's arena."""
+
+    def __init__(self, backend: AttentionBackend, layer: int) -> None:
+        self._backend, self._layer = backend, layer
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
+        """Store key and value, then attend. Changes: KV at the batch's slots."""
+        self._backend.write_kv(self._layer, key, value, batch)
+        return self._backend.attend(self._layer, query, key, value, batch)
+
+
+class DecoderLayer:
+    """Attention and gated MLP, each behind a norm and added to the stream."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, index: int, *, allow_packed: bool) -> None:
+        self._config = config
+        prefix = f"model.layers.{index}."
+
+        def take(name: str) -> torch.Tensor | None:
+            return weights.pop(prefix + name, None)
+
+        def need(name: str) -> torch.Tensor:
+            return weights.pop(prefix + name)
+
+        def linear(*names: str) -> Linear:
+            weight = torch.cat([need(f"{name}.weight") for name in names])
+            biases = [bias for name in names if (bias := take(f"{name}.bias")) is not None]
+            assert len(biases) in (0, len(names)), f"{prefix}{names}: some have a bias and some have none"
+            return make_linear(weight, torch.cat(biases) if biases else None, allow_packed=allow_packed)
+
+        self._input_norm = need("input_layernorm.weight")
+        self._mlp_norm = need("post_attention_layernorm.weight")
+        self._query_norm = take("self_attn.q_norm.weight")
+        self._key_norm = take("self_attn.k_norm.weight")
+        self._qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self._attention_out = linear("self_attn.o_proj")
+        self._gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self._down = linear("mlp.down_proj")
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: AttentionBatch,
+        attention: LayerAttention,
+        keep_rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the stream after this layer, of `keep_rows` only where given (the last layer)."""
+        eps = self._config.rms_norm_eps
+        query, key, value = self._project(rms_norm(hidden, self._input_norm, eps), cos, sin)
+        attended = attention(query, key, value, batch).flatten(1)
+        if keep_rows is not None:
+            hidden, attended = hidden[keep_rows], attended[keep_rows]
+        hidden = hidden + self._attention_out(attended)
+        gate, up = self._gate_up(rms_norm(hidden, self._mlp_norm, eps)).chunk(2, dim=-1)
+        return hidden + self._down(functional.silu(gate) * up)
+
+    def _project(
+        self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return rotated query and key, and value, each `(num_tokens, heads, head_dim)`."""
+        config = self._config
+        num_query, num_kv = config.num_attention_heads, config.num_key_value_heads
+        heads = self._qkv(normed).view(-1, num_query + 2 * num_kv, config.head_dim)
+        turning, value = torch.split(heads, [num_query + num_kv, num_kv], dim=1)
+        if self._query_norm is not None and self._key_norm is not None:
+            query, key = torch.split(turning, [num_query, num_kv], dim=1)
+            query = rms_norm(query, self._query_norm, config.rms_norm_eps)
+            key = rms_norm(key, self._key_norm, config.rms_norm_eps)
+            turning = torch.cat((query, key), dim=1)
+        query, key = torch.split(rotate(turning, cos, sin), [num_query, num_kv], dim=1)
+        return query, key, value
+
+
+def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Scale rows to unit mean square, in fp32, then by `weight` in the rows' dtype."""
+    wide = rows.float()
+    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return weight * wide.to(rows.dtype)

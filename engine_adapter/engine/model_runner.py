@@ -1,0 +1,118 @@
+"""Turns a scheduled batch into tensors, runs the model, and hands the wanted logits to the sampler.
+
+The runner owns the model and the KV arena and has no opinion: it computes exactly what was scheduled, at the
+positions and blocks that the sequences say. It changes KV memory and sampling states, never a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine_adapter.engine.kv_storage import KVStorage
+from engine_adapter.engine.model import LlamaModel
+from engine_adapter.engine.sampling import Sampler, TokenLogprobs
+from engine_adapter.engine.scheduler import ScheduledSequence
+from paged_kv.batch import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """New tokens of one sequence: one, or more where drafts were right."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+
+
+class ModelRunner:
+    """One model over one KV storage."""
+
+    def __init__(self, model: LlamaModel, storage: KVStorage) -> None:
+        self._model = model
+        self._storage = storage
+        self._sampler = Sampler()
+
+    @torch.inference_mode()
+    def run(self, scheduled: list[ScheduledSequence]) -> list[SampledTokens | None]:
+        """Compute one step; an entry is None where the sequence did not reach its last token.
+
+        Changes: KV memory, and the sampling states of sequences that get tokens.
+        """
+        token_ids: list[int] = []
+        positions: list[int] = []
+        logit_rows: list[int] = []
+        for item in scheduled:
+            sequence, start = item.sequence, item.sequence.num_computed_tokens
+            known_end = start + item.num_new_tokens
+            token_ids.extend(sequence.token_ids[start:known_end])
+            token_ids.extend(item.draft_token_ids)
+            end = known_end + len(item.draft_token_ids)
+            positions.extend(range(start, end))
+            if item.samples:
+                logit_rows.extend(range(len(token_ids) - len(item.draft_token_ids) - 1, len(token_ids)))
+        device = self._model.device
+        logits = self._model.forward(
+            torch.tensor(token_ids, device=device),
+            torch.tensor(positions, device=device),
+            self._attention_batch(scheduled),
+            self._storage.layers,
+            torch.tensor(logit_rows, device=device) if logit_rows else None,
+        )
+        return self._sample(scheduled, logits)
+
+    def _attention_batch(self, scheduled: list[ScheduledSequence]) -> AttentionBatch:
+        query_lens = [item.num_new_tokens + len(item.draft_token_ids) for item in scheduled]
+        starts = [item.sequence.num_computed_tokens for item in scheduled]
+        return AttentionBatch.build(
+            query_lens=query_lens,
+            context_lens=[start + length for start, length in zip(starts, query_lens, strict=True)],
+            block_tables=[item.sequence.block_table for item in scheduled],
+            block_size=self._storage.block_size,
+        )
+
+    def _sample(
+        self, scheduled: list[ScheduledSequence], logits: torch.Tensor | None
+    ) -> list[SampledTokens | None]:
+        """Sample each sequence's rows in order, going on to the next row while the draft was right.
+
+        A draft token is kept only if the sampler, with the state and the random number of that very step,
+        chooses it itself: the text is the one that would have come without drafts.
+        """
+        results: list[SampledTokens | None] = [
+            SampledTokens(token_ids=[], logprobs=[]) if item.samples else None for item in scheduled
+        ]
+        if logits is None:
+            return results
+        first_rows = _first_logit_rows(scheduled)
+        active = [index for index, item in enumerate(scheduled) if item.samples]
+        depth = 0
+        while active:
+            rows = torch.tensor([first_rows[index] + depth for index in active], device=logits.device)
+            states = [scheduled[index].sequence.sampling_state for index in active]
+            chosen = self._sampler.sample(logits.index_select(0, rows), states)
+            following: list[int] = []
+            for index, token_id, logprob in zip(active, chosen.token_ids, chosen.logprobs, strict=True):
+                result = results[index]
+                assert result is not None
+                result.token_ids.append(token_id)
+                result.logprobs.append(logprob)
+                if _goes_on(scheduled[index], token_id, depth):
+                    following.append(index)
+            active, depth = following, depth + 1
+        return results
+
+
+def _first_logit_rows(scheduled: list[ScheduledSequence]) -> list[int]:
+    rows, next_row = [], 0
+    for item in scheduled:
+        rows.append(next_row)
+        next_row += 1 + len(item.draft_token_ids) if item.samples else 0
+    return rows
+
+
+def _goes_on(item: ScheduledSequence, token_id: int, depth: int) -> bool:
+    """Whether the row after `depth` holds a valid distribution: the draft there was chosen, and no stop."""
+    drafts = item.draft_token_ids
+    ends = token_id in item.sequence.request.sampling.stop_token_ids
+    return depth < len(drafts) and drafts[depth] == token_id and not ends
