@@ -1,0 +1,88 @@
+"""What a policy is asked, and the state it may look at. Values only; no decision lives here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.routing.calibration import PrefillModel
+from gateway.routing.load import LoadTable
+from gateway.routing.roster import Roster
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.shadow import Chain, ContentIndex
+from gateway.routing.traffic import Traffic
+from gateway.values import Candidate, RequestFacts
+
+
+class Question:
+    """One placement to decide. Not a dataclass: it is built on every request."""
+
+    __slots__ = (
+        "chain",
+        "facts",
+        "home",
+        "now_s",
+        "prompt_tokens",
+        "shares",
+        "slots",
+        "tokens_per_byte",
+    )
+
+    def __init__(
+        self,
+        facts: RequestFacts,
+        chain: Chain,
+        prompt_tokens: float,
+        tokens_per_byte: float,
+        home: int | None,
+        slots: tuple[int, ...],
+        shares: dict[int, float] | None,
+        now_s: float,
+    ) -> None:
+        self.facts = facts
+        self.chain = chain
+        self.prompt_tokens = prompt_tokens
+        self.tokens_per_byte = tokens_per_byte
+        self.home = home  # slot where the session may stay, or None
+        self.slots = slots  # where it may go; holds the home only if the home takes new sessions
+        self.shares = shares  # effective weights, None: all 1
+        self.now_s = now_s
+
+
+class Surroundings:
+    """The router's state as policies see it: they read it, the router changes it."""
+
+    __slots__ = ("content", "costs", "load", "roster", "settings", "traffic")
+
+    def __init__(
+        self,
+        settings: RoutingSettings,
+        roster: Roster,
+        load: LoadTable,
+        costs: list[PrefillModel],
+        traffic: Traffic,
+        content: ContentIndex,
+    ) -> None:
+        self.settings = settings
+        self.roster = roster
+        self.load = load
+        self.costs = costs  # by slot
+        self.traffic = traffic
+        self.content = content
+
+
+class Policy(Protocol):
+    """Ranks backends for a request.
+
+    `rank` changes nothing and depends on nothing but its argument, the surroundings and what the
+    `on_` events told; it returns at least one candidate, best first, all from the question's slots
+    or its home. The events are called by the router at each reservation, release and fleet change.
+    """
+
+    name: str
+
+    def rank(self, question: Question) -> Sequence[Candidate]: ...
+
+    def on_reserve(self, facts: RequestFacts, chain: Chain, slot: int, prompt_tokens: float) -> None: ...
+
+    def on_forget(self, slot: int) -> None: ...

@@ -1,0 +1,75 @@
+"""The consistent-hash ring: which backends come first for a key, whatever the order of the config.
+
+Invariant: the ring is a pure function of the set of (backend id, weight); two replicas with the same
+fleet agree on every key, and removing a backend moves only the keys that it owned. Built whole and
+then swapped, never changed: uhashring computes the points, lookups are a bisection here, because
+walking to the n-th distinct successor needs the points themselves.
+
+It knows no health and no load: callers skip the backends that they cannot use.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+
+import xxhash
+from uhashring import HashRing
+
+from gateway.values import BackendId
+
+
+def key_hash(key: str) -> int:
+    """Return the place of a key (or of a virtual node) on the ring: 64 bits, the same everywhere.
+
+    `surrogatepass` because JSON may carry a lone surrogate into an id; a ring must not fail on text.
+    """
+    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
+
+
+class Ring:
+    """Successors of a key among weighted backends; immutable once built, O(points log points) to build."""
+
+    __slots__ = ("_nodes", "_num_backends", "_points")
+
+    def __init__(self, weights: Mapping[BackendId, float], virtual_nodes: int) -> None:
+        nodes = {
+            backend_id: {"vnodes": max(1, round(virtual_nodes * weight))}
+            for backend_id, weight in sorted(weights.items())
+            if weight > 0
+        }
+        ring = HashRing(nodes, hash_fn=key_hash)
+        points = ring.get_points()
+        self._points: list[int] = [position for position, _ in points]
+        self._nodes: list[BackendId] = [BackendId(node) for _, node in points]
+        self._num_backends = len(nodes)
+
+    def __len__(self) -> int:
+        return self._num_backends
+
+    def walk(self, key: str) -> Iterator[BackendId]:
+        """Yield the backends in the order of the ring from the key's place, each once."""
+        num_points = len(self._points)
+        if not num_points:
+            return
+        start = bisect_left(self._points, key_hash(key))
+        seen: set[BackendId] = set()
+        nodes = self._nodes
+        for offset in range(num_points):
+            node = nodes[(start + offset) % num_points]
+            if node not in seen:
+                seen.add(node)
+                yield node
+                if len(seen) == self._num_backends:
+                    return
+
+    def owners(self, key: str, count: int, usable: Iterable[BackendId] | None = None) -> list[BackendId]:
+        """Return the first `count` distinct backends for the key, of the usable ones if given."""
+        allowed = None if usable is None else frozenset(usable)
+        found: list[BackendId] = []
+        for node in self.walk(key):
+            if len(found) >= count:
+                break
+            if allowed is None or node in allowed:
+                found.append(node)
+        return found

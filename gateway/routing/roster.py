@@ -1,0 +1,171 @@
+"""Which backends a request may go to: slots, model filter, states, slow start.
+
+A backend keeps one slot (a small integer) while it is in the fleet. A pool answers for one model; it is
+built once per view and model, in tiers: a lower tier is used only when all above it are empty.
+
+    tier 0   ready, weight above 0            takes new sessions
+    tier 1   degraded, weight above 0
+    tier 2   cordoned, draining or weight 0   only so that nobody is turned away
+
+Invariant: a pool names routable backends only. It knows no load; it reads no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.errors import ModelNotFound, NoBackend
+from gateway.routing.ring import Ring
+from gateway.routing.settings import RoutingSettings
+from gateway.values import Backend, BackendId, BackendState, FleetView
+
+_MAX_POOLS = 512  # model names come from clients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The usable backends for one model, as slots; tiers are disjoint, in order of configuration ids."""
+
+    tiers: tuple[tuple[int, ...], ...]
+    last_joined_s: float  # when the newest of tier 0 became ready
+
+    def best_tier(self, excluded: frozenset[int]) -> tuple[int, ...]:
+        """Return the slots of the first tier that has any left, or nothing."""
+        for tier in self.tiers:
+            left = tuple(slot for slot in tier if slot not in excluded) if excluded else tier
+            if left:
+                return left
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What one new view changed, by slot."""
+
+    joined: tuple[int, ...] = ()  # new to the fleet
+    removed: tuple[int, ...] = ()
+    emptied: tuple[int, ...] = ()  # a new epoch: its cache is cold
+    admitted: tuple[int, ...] = ()  # now takes new sessions and did not before
+
+
+class Roster:
+    """The observed fleet with slots and pools. Mutated only by `update`."""
+
+    def __init__(self, settings: RoutingSettings) -> None:
+        self._settings = settings
+        self.slot_of: dict[BackendId, int] = {}
+        self.backends: list[Backend | None] = []
+        self.weights: list[float] = []
+        self.ring = Ring({}, settings.virtual_nodes)
+        self._ring_weights: dict[BackendId, float] = {}
+        self._pools: dict[str | None, Pool] = {}
+        self._free: list[int] = []
+
+    def update(self, view: FleetView) -> Change:
+        """Take over a new view. The ring is rebuilt only if ids or weights changed."""
+        present = {b.backend_id: b for b in view.backends.values() if b.state is not BackendState.REMOVED}
+        removed = [self._leave(backend_id) for backend_id in list(self.slot_of) if backend_id not in present]
+        joined, emptied, admitted = [], [], []
+        for backend_id in sorted(present):
+            backend = present[backend_id]
+            slot = self.slot_of.get(backend_id)
+            before = None if slot is None else self.backends[slot]
+            if slot is None:
+                slot = self._join(backend_id)
+                joined.append(slot)
+            elif before is not None and before.epoch != backend.epoch:
+                emptied.append(slot)
+            was_open = before is not None and before.state.takes_new_sessions
+            if backend.state.takes_new_sessions and (not was_open or slot in emptied):
+                admitted.append(slot)
+            self.backends[slot] = backend
+            self.weights[slot] = backend.weight
+        self._pools = {}
+        ring_weights = {backend_id: backend.weight for backend_id, backend in present.items()}
+        if ring_weights != self._ring_weights:
+            self.ring = Ring(ring_weights, self._settings.virtual_nodes)
+            self._ring_weights = ring_weights
+        return Change(
+            joined=tuple(joined), removed=tuple(removed), emptied=tuple(emptied), admitted=tuple(admitted)
+        )
+
+    def _join(self, backend_id: BackendId) -> int:
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = len(self.backends)
+            self.backends.append(None)
+            self.weights.append(0.0)
+        self.slot_of[backend_id] = slot
+        return slot
+
+    def _leave(self, backend_id: BackendId) -> int:
+        slot = self.slot_of.pop(backend_id)
+        self.backends[slot] = None
+        self.weights[slot] = 0.0
+        self._free.append(slot)
+        return slot
+
+    def backend_id(self, slot: int) -> BackendId:
+        backend = self.backends[slot]
+        assert backend is not None
+        return backend.backend_id
+
+    def serves(self, slot: int, model: str | None) -> bool:
+        backend = self.backends[slot]
+        if backend is None:
+            return False
+        return model is None or backend.models is None or model in backend.models
+
+    def pool(self, model: str | None) -> Pool:
+        """Return the pool for a model. Raises NoBackend (empty fleet) or ModelNotFound."""
+        pool = self._pools.get(model)
+        if pool is not None:
+            return pool
+        serving = [slot for _, slot in sorted(self.slot_of.items()) if self.serves(slot, model)]
+        if not self.slot_of:
+            raise NoBackend("no backend is configured", retry_after_s=self._settings.retry_after_s)
+        if not serving:
+            raise ModelNotFound(f"no backend serves the model {model!r}", param="model")
+        pool = self._build_pool(serving)
+        if len(self._pools) < _MAX_POOLS:
+            self._pools[model] = pool
+        return pool
+
+    def _build_pool(self, serving: list[int]) -> Pool:
+        tiers: tuple[list[int], list[int], list[int]] = ([], [], [])
+        last_joined_s = float("-inf")
+        for slot in serving:
+            backend = self.backends[slot]
+            assert backend is not None
+            if not backend.state.is_routable:
+                continue
+            if backend.weight > 0 and backend.state is BackendState.READY:
+                tiers[0].append(slot)
+                last_joined_s = max(last_joined_s, backend.since_s)
+            elif backend.weight > 0 and backend.state is BackendState.DEGRADED:
+                tiers[1].append(slot)
+            else:
+                tiers[2].append(slot)
+        return Pool(tiers=tuple(tuple(tier) for tier in tiers), last_joined_s=last_joined_s)
+
+    def shares(self, slots: tuple[int, ...], pool: Pool, now_s: float) -> dict[int, float] | None:
+        """Return the effective weight of each slot, or None if all are plainly 1.
+
+        During its slow start a backend counts for less, growing linearly; relative to the most
+        advanced one, so that a fleet that starts as a whole is not slowed.
+        """
+        slow_s, weights, backends = self._settings.slow_start_s, self.weights, self.backends
+        if now_s - pool.last_joined_s >= slow_s:
+            if all(weights[slot] == 1.0 for slot in slots):
+                return None
+            return {slot: weights[slot] or 1.0 for slot in slots}
+        floor = self._settings.slow_start_floor
+        warmth = {}
+        for slot in slots:
+            backend = backends[slot]
+            assert backend is not None
+            age = (now_s - backend.since_s) / slow_s if slow_s else 1.0
+            warmth[slot] = min(1.0, max(floor, age))
+        most = max(warmth.values())
+        return {slot: (weights[slot] or 1.0) * value / most for slot, value in warmth.items()}

@@ -1,0 +1,378 @@
+"""One decision: which backend serves this request. Pure reading in `decide`; events change the state.
+
+The order of calls: `observe_view` whenever the fleet changed; per request `decide`, then `reserve`
+without an await between, `first_token` when the answer begins, and `release` exactly once. The same
+events in the same order give the same decisions, bit for bit: no clock, no chance, no I/O in here.
+
+Invariants: a decision names a routable backend that serves the model and is not excluded; in-flight and
+outstanding work are never negative and are zero when every reservation is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.errors import NoBackend
+from gateway.routing.calibration import PrefillModel, TokenRatio
+from gateway.routing.load import LoadTable
+from gateway.routing.policies.homing import HomingPolicy
+from gateway.routing.question import Policy, Question, Surroundings
+from gateway.routing.roster import Pool, Roster
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.shadow import Chain, Shadow
+from gateway.routing.traffic import Traffic
+from gateway.values import (
+    Affinity,
+    Api,
+    Backend,
+    BackendId,
+    BackendState,
+    Binding,
+    Decision,
+    FleetView,
+    Message,
+    RequestFacts,
+    Usage,
+)
+
+_NO_SLOTS: frozenset[int] = frozenset()
+
+
+class Reservation:
+    """A request counted on a backend; hand it back to `first_token` and `release`."""
+
+    __slots__ = (
+        "backend_id",
+        "chain",
+        "expected_cached_tokens",
+        "facts",
+        "is_answered",
+        "is_released",
+        "life",
+        "prefill_s",
+        "prompt_tokens",
+        "sent_s",
+        "slot",
+        "ttft_s",
+        "wait_s",
+    )
+
+    def __init__(
+        self, facts: RequestFacts, backend_id: BackendId, slot: int, life: int, chain: Chain
+    ) -> None:
+        self.facts = facts
+        self.backend_id = backend_id
+        self.slot = slot
+        self.life = life  # which owner of the slot it was counted for
+        self.chain = chain
+        self.prompt_tokens = 0.0
+        self.expected_cached_tokens = 0
+        self.prefill_s = 0.0
+        self.wait_s = 0.0
+        self.sent_s = 0.0
+        self.ttft_s: float | None = None
+        self.is_answered = False
+        self.is_released = False
+
+
+class Router:
+    """All placement state of one gateway process."""
+
+    def __init__(self, settings: RoutingSettings) -> None:
+        self.settings = settings
+        self._roster = Roster(settings)
+        self._load = LoadTable(settings)
+        self._costs: list[PrefillModel] = []
+        self._traffic = Traffic(settings)
+        self._tokens = TokenRatio(settings)
+        self._shadow = Shadow(settings.shadow_entries_per_backend)
+        self._lives: list[int] = []
+        self._trust: list[float] = []
+        self._kv_usage: dict[int, float] = {}
+        self._around = Surroundings(
+            settings, self._roster, self._load, self._costs, self._traffic, self._shadow
+        )
+        self._policy: Policy = HomingPolicy(self._around)
+
+    # -- the fleet -----------------------------------------------------------------------------
+
+    def observe_view(self, view: FleetView, now_s: float) -> None:
+        """Take over a new snapshot of the fleet. Forgets removed backends and lost caches."""
+        change = self._roster.update(view)
+        self._load.expire_foreign(now_s)
+        for slot in change.removed:
+            self._shadow.remove(slot)
+            self._policy.on_forget(slot)
+            self._lives[slot] += 1
+            self._kv_usage.pop(slot, None)
+            self._load.open_slot(slot)
+        for slot in change.joined:
+            while len(self._lives) <= slot:
+                self._lives.append(0)
+                self._trust.append(self.settings.shadow_trust)
+                self._costs.append(PrefillModel(self.settings))
+            self._trust[slot] = self.settings.shadow_trust
+            self._costs[slot] = PrefillModel(self.settings)
+            self._load.open_slot(slot)
+        for slot in change.emptied:
+            self._shadow.forget(slot)
+            self._policy.on_forget(slot)
+        for slot in self._roster.slot_of.values():
+            self._set_capacity(slot)
+        self._welcome(change.admitted)
+
+    def _welcome(self, admitted: tuple[int, ...]) -> None:
+        """Give backends that begin to take sessions a small recent past: no flood, no famine."""
+        load = self._load
+        settled = [
+            slot
+            for slot in self._roster.slot_of.values()
+            if slot not in admitted and self._is_open(self._roster.backends[slot])
+        ]
+        if not settled:
+            return
+        mean = sum(load.recent[slot] for slot in settled) / len(settled)
+        latest = max(load.turn[slot] for slot in settled)
+        for slot in admitted:
+            load.seed_recent(slot, max(load.recent[slot], mean * self.settings.slow_start_floor))
+            load.turn[slot] = max(load.turn[slot], latest)
+
+    @staticmethod
+    def _is_open(backend: Backend | None) -> bool:
+        return backend is not None and backend.state.takes_new_sessions
+
+    def _set_capacity(self, slot: int) -> None:
+        backend = self._roster.backends[slot]
+        assert backend is not None
+        tokens = backend.kv_capacity_tokens or self.settings.kv_capacity_tokens
+        self._shadow.set_capacity(slot, int(tokens * self._trust[slot] / self._tokens.mean))
+
+    def observe_load(
+        self, backend_id: BackendId, *, num_running: int, num_waiting: int, kv_usage: float, now_s: float
+    ) -> None:
+        """Take over an engine's own counts: what exceeds ours was put there by other replicas."""
+        slot = self._roster.slot_of.get(backend_id)
+        if slot is not None:
+            self._load.observe_foreign(slot, num_running, num_waiting, self._traffic.mean_work_s, now_s)
+            self._kv_usage[slot] = kv_usage
+        self._load.expire_foreign(now_s)
+
+    # -- one request ---------------------------------------------------------------------------
+
+    def decide(
+        self,
+        facts: RequestFacts,
+        binding: Binding | None,
+        now_s: float,
+        *,
+        excluded: frozenset[BackendId] = frozenset(),
+    ) -> Decision:
+        """Choose a backend. Changes nothing. Raises NoBackend or ModelNotFound."""
+        roster = self._roster
+        pool = roster.pool(facts.model)
+        barred = (
+            frozenset(roster.slot_of[b] for b in excluded if b in roster.slot_of) if excluded else _NO_SLOTS
+        )
+        home, cause = self._find_home(facts, binding, barred)
+        slots = pool.best_tier(barred | self._lost_home(binding, cause, pool, barred))
+        if not slots and home is None:
+            slots = pool.best_tier(barred)
+            if not slots:
+                raise NoBackend(
+                    "no backend can take this request now", retry_after_s=self.settings.retry_after_s
+                )
+        chain, prompt_tokens, ratio = self._measure(facts, binding)
+        shares = roster.shares(slots, pool, now_s) if slots else None
+        question = Question(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
+        ranked = tuple(self._policy.rank(question))
+        chosen = ranked[0]
+        affinity, reason = self._name(facts, binding, home, cause, chosen.backend_id, bool(excluded))
+        return Decision(
+            backend_id=chosen.backend_id,
+            affinity=affinity,
+            reason=reason,
+            ranked=ranked,
+            key_source=facts.key_source,
+            expected_cached_tokens=chosen.expected_cached_tokens,
+            prompt_tokens=int(prompt_tokens),
+            policy=self._policy.name,
+        )
+
+    def _find_home(
+        self, facts: RequestFacts, binding: Binding | None, barred: frozenset[int]
+    ) -> tuple[int | None, str]:
+        """Return the slot where the session may stay, or the cause why it may not."""
+        if binding is None:
+            return None, ""
+        slot = self._roster.slot_of.get(binding.backend_id)
+        backend = None if slot is None else self._roster.backends[slot]
+        if slot is None or backend is None:
+            return None, "home_removed"
+        if backend.epoch != binding.epoch:
+            return None, "home_restarted"
+        if not backend.state.keeps_sessions:
+            return None, "home_draining" if backend.state is BackendState.DRAINING else "home_down"
+        if not self._roster.serves(slot, facts.model):
+            return None, "home_lacks_model"
+        return (None, "home_failed") if slot in barred else (slot, "")
+
+    def _lost_home(
+        self, binding: Binding | None, cause: str, pool: Pool, barred: frozenset[int]
+    ) -> frozenset[int]:
+        """A restarted home is cold: its sessions spread over others instead of all returning at once."""
+        if binding is None or cause != "home_restarted":
+            return _NO_SLOTS
+        lost = frozenset((self._roster.slot_of[binding.backend_id],))
+        others = pool.best_tier(barred | lost)
+        return lost if others and others[0] in pool.tiers[0] else _NO_SLOTS
+
+    def _measure(self, facts: RequestFacts, binding: Binding | None) -> tuple[Chain, float, float]:
+        """Return the chain to look up, the prompt's tokens and the tokens per byte."""
+        ratio = self._tokens.get(facts.model)
+        chain: Chain = facts.prefix
+        num_bytes = facts.num_prompt_bytes
+        known = 0 if binding is None else binding.context_tokens
+        if facts.api is Api.RESPONSES and known > num_bytes * ratio and facts.session_key is not None:
+            num_bytes = int(known / ratio) + num_bytes  # the engine's side keeps the history
+            chain = ()
+        if not chain and facts.session_key is not None:
+            # no messages to name a prefix by: the session itself is one line, as large as the prompt
+            chain = (Message(chain_hash=int(facts.session_key[:15], 16), num_bytes=num_bytes),)
+        return chain, max(1.0, num_bytes * ratio), ratio
+
+    @staticmethod
+    def _name(
+        facts: RequestFacts,
+        binding: Binding | None,
+        home: int | None,
+        cause: str,
+        chosen: BackendId,
+        is_retry: bool,
+    ) -> tuple[Affinity, str]:
+        """Return what became of the affinity and a reason from a bounded vocabulary."""
+        if is_retry:
+            return Affinity.FAILOVER, "failover"
+        if binding is not None and cause:
+            return Affinity.MOVED, cause
+        if binding is not None and home is not None:
+            stays = binding.backend_id == chosen
+            return (Affinity.HIT, "home") if stays else (Affinity.SPILLED, "cheaper_elsewhere")
+        if facts.session_key is not None:
+            return Affinity.NEW, "new_placement"
+        return Affinity.UNPINNED, "no_key" if facts.prompt_key is None else "prompt_group"
+
+    def reserve(
+        self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None
+    ) -> Reservation:
+        """Count the request on its backend, before it is sent. Changes load, traffic and shadow."""
+        target = decision.backend_id if backend_id is None else backend_id
+        slot = self._roster.slot_of[target]
+        chain = self._measure(facts, None)[0]
+        reservation = Reservation(facts, target, slot, self._lives[slot], chain)
+        reservation.prompt_tokens = float(max(1, decision.prompt_tokens))
+        for candidate in decision.ranked:
+            if candidate.backend_id == target and candidate.prefill_s:
+                reservation.expected_cached_tokens = candidate.expected_cached_tokens
+                reservation.prefill_s = candidate.prefill_s
+                break
+        else:
+            cached = self._shadow.cached_bytes(slot, chain) * self._tokens.get(facts.model)
+            cached = min(cached, reservation.prompt_tokens - 1.0)
+            reservation.expected_cached_tokens = int(cached)
+            reservation.prefill_s = self._costs[slot].seconds(reservation.prompt_tokens - cached, cached)
+        reservation.wait_s = self._load.wait[slot]
+        reservation.sent_s = now_s
+        written, regretted = self._shadow.insert(slot, chain) if chain else (0, 0)
+        self._traffic.add(now_s, reservation.prefill_s, written, regretted)
+        share = self._share(slot, facts.model, now_s)
+        self._load.send(slot, reservation.prefill_s, share, now_s)
+        self._policy.on_reserve(facts, chain, slot, reservation.prompt_tokens)
+        return reservation
+
+    def _share(self, slot: int, model: str | None, now_s: float) -> float:
+        pool = self._roster.pool(model)
+        shares = self._roster.shares(pool.tiers[0], pool, now_s) if pool.tiers[0] else None
+        return 1.0 if shares is None else shares.get(slot, 1.0)
+
+    def first_token(self, reservation: Reservation, now_s: float) -> None:
+        """The answer began: its prefill is done. Changes the load. Later calls change nothing."""
+        if reservation.is_answered or reservation.is_released:
+            return
+        reservation.is_answered = True
+        reservation.ttft_s = now_s - reservation.sent_s
+        if self._is_current(reservation):
+            self._load.prefilled(reservation.slot, reservation.prefill_s)
+
+    def release(self, reservation: Reservation, now_s: float, usage: Usage | None, completed: bool) -> None:
+        """The request is over, however it ended. Exactly once. Changes load, shadow and calibration.
+
+        A request that never began to answer counts as answered now, so that its work does not linger.
+        """
+        assert not reservation.is_released, "a reservation is released exactly once"
+        was_answered = reservation.is_answered
+        self.first_token(reservation, now_s)
+        reservation.is_released = True
+        if not self._is_current(reservation):
+            return  # its backend has left the fleet, and the counts with it
+        self._load.done(reservation.slot)
+        if not was_answered:
+            reservation.ttft_s = None  # the whole time is not a time to first token
+        if completed and usage is not None:
+            self._learn(reservation, usage)
+
+    def _is_current(self, reservation: Reservation) -> bool:
+        return self._lives[reservation.slot] == reservation.life
+
+    def _learn(self, reservation: Reservation, usage: Usage) -> None:
+        """Correct sizes, capacity and speed by what the engine reported."""
+        slot, facts = reservation.slot, reservation.facts
+        ratio = self._tokens.get(facts.model)
+        if usage.completion_tokens:
+            self._shadow.add_answer(slot, reservation.chain, int(usage.completion_tokens / ratio))
+        if usage.prompt_tokens is None:
+            return
+        if facts.api is not Api.RESPONSES:
+            self._tokens.observe(facts.model, facts.num_prompt_bytes, usage.prompt_tokens)
+        if usage.cached_tokens is None:
+            return
+        self._trust_shadow(slot, reservation.expected_cached_tokens, usage.cached_tokens)
+        if reservation.ttft_s is not None and reservation.wait_s <= reservation.prefill_s:
+            uncached = usage.prompt_tokens - usage.cached_tokens
+            self._costs[slot].observe(uncached, usage.cached_tokens, reservation.ttft_s - reservation.wait_s)
+
+    def _trust_shadow(self, slot: int, expected: int, reported: int) -> None:
+        """Believe in less of the cache where it held less than expected, and slowly in more."""
+        trust = self._trust[slot]
+        if expected > 512 and reported < 0.5 * expected:
+            trust = max(0.1, trust * 0.98)
+        elif expected > 512 and reported > 0.9 * expected:
+            trust = min(self.settings.shadow_trust, trust * 1.002)
+        if trust != self._trust[slot]:
+            self._trust[slot] = trust
+            self._set_capacity(slot)
+
+    # -- looking in ----------------------------------------------------------------------------
+
+    def in_flight(self, backend_id: BackendId) -> int:
+        slot = self._roster.slot_of.get(backend_id)
+        return 0 if slot is None else self._load.in_flight[slot]
+
+    def ring_owners(self, key: str, count: int) -> list[BackendId]:
+        """Return the first backends of the ring for a key, whatever their health."""
+        return self._roster.ring.owners(key, count)
+
+    def snapshot(self) -> dict[BackendId, Mapping[str, object]]:
+        """Return what is known and believed of each backend, for the admin API. Changes nothing."""
+        return {
+            backend_id: {
+                "in_flight": self._load.in_flight[slot],
+                "outstanding_work_s": self._load.outstanding_s(slot),
+                "wait_s": self._load.wait[slot],
+                "shadow_lines": self._shadow.num_lines(slot),
+                "shadow_tokens": int(self._shadow.used_bytes(slot) * self._tokens.mean),
+                "kv_usage": self._kv_usage.get(slot),
+                "shadow_trust": self._trust[slot],
+                "prefill_tokens_per_s": 1.0 / self._costs[slot].s_per_token,
+            }
+            for backend_id, slot in sorted(self._roster.slot_of.items())
+        }

@@ -1,0 +1,142 @@
+"""Options of placement: every number that a decision depends on, with its default and why.
+
+Invariant: values that pass `__post_init__` make every formula of this package finite. This module
+does not know where the options come from (`gateway/config.py` composes the file).
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+POLICY_NAMES = (
+    "homing",
+    "round_robin",
+    "least_request",
+    "session_ring",
+    "bounded_ring",
+    "session_table_least",
+    "prefix_tree",
+    "kv_cost",
+    "weighted_scores",
+)
+
+
+class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How requests are placed on backends."""
+
+    policy: str = "homing"
+    """Placement policy; all but `homing` exist to compare with what other gateways do."""
+
+    virtual_nodes: int = 160
+    """Ring points of a backend of weight 1: 160 keep the fullest within 1.2 × the mean."""
+
+    ring_candidates: int = 3
+    """Ring successors of a session that compete for it."""
+
+    stay_margin_s: float = 0.05
+    """A bound session never moves to save less than this."""
+
+    stay_gain: float = 0.3
+    """A bound session moves only where the price is lower by this share of the price at home."""
+
+    placement_bound: float = 1.1
+    """New sessions go only to backends whose recent work is at most this × the mean."""
+
+    placement_floor: float = 0.05
+    """Utilisation by recent work below which a backend is never too busy for a new session."""
+
+    load_bound: float = 1.25
+    """Most in-flight requests, × the mean, that a bucket key or a prompt group may put on a backend."""
+
+    load_bound_floor_requests: int = 4
+    """In-flight requests that the load bound always allows: small counts are noise, not load."""
+
+    tie_gain: float = 0.02
+    """Prices within this share of the best are equal: the ring decides, so that replicas agree."""
+
+    tie_margin_s: float = 0.002
+    """Prices within this many seconds of the best are equal too."""
+
+    slow_start_s: float = 60.0
+    """A backend that became ready takes a growing share of new sessions over this time; 0 turns it off."""
+
+    slow_start_floor: float = 0.1
+    """Share of its weight with which a backend begins its slow start."""
+
+    prefill_tokens_per_s: float = 10_000.0
+    """Prefill speed assumed of a backend until its answers have been measured."""
+
+    prefill_fixed_s: float = 0.01
+    """Time to first token of a fully cached prompt on an idle backend."""
+
+    attention_per_token: float = 1.9e-5
+    """Growth of a token's prefill cost per token of context (a dense 70B GQA model: double at 53K)."""
+
+    kv_capacity_tokens: int = 500_000
+    """Cache size assumed of a backend that does not report its own."""
+
+    shadow_trust: float = 0.95
+    """Share of a backend's cache that the shadow believes to be usable at start; reports correct it."""
+
+    shadow_entries_per_backend: int = 100_000
+    """Most messages that the shadow of one backend remembers (about 250 bytes each)."""
+
+    tokens_per_byte: float = 0.25
+    """Tokens per byte of prompt text until usage reports have been seen."""
+
+    traffic_window_s: float = 120.0
+    """Memory of the arrival rate and the utilisation."""
+
+    recent_work_window_s: float = 300.0
+    """Memory of the recent work that `placement_bound` compares."""
+
+    load_stale_s: float = 15.0
+    """Scraped load older than this is forgotten."""
+
+    retry_after_s: float = 2.0
+    """Answered as Retry-After when no backend can take a request."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICY_NAMES:
+            raise ValueError(f"policy must be one of {', '.join(POLICY_NAMES)}, not {self.policy!r}")
+        positive = (
+            "virtual_nodes",
+            "prefill_tokens_per_s",
+            "kv_capacity_tokens",
+            "shadow_entries_per_backend",
+            "tokens_per_byte",
+            "traffic_window_s",
+            "recent_work_window_s",
+            "load_stale_s",
+            "shadow_trust",
+            "slow_start_floor",
+        )
+        for name in positive:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
+        not_negative = (
+            "ring_candidates",
+            "placement_floor",
+            "stay_margin_s",
+            "stay_gain",
+            "load_bound_floor_requests",
+            "tie_gain",
+            "tie_margin_s",
+            "slow_start_s",
+            "prefill_fixed_s",
+            "attention_per_token",
+            "retry_after_s",
+        )
+        for name in not_negative:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a finite number, 0 or above, not {value!r}")
+        if self.placement_bound < 1 or self.load_bound < 1:
+            raise ValueError(
+                "placement_bound and load_bound must be at least 1: below it nobody may take load"
+            )
+        if self.slow_start_floor > 1:
+            raise ValueError("slow_start_floor is a share: at most 1")

@@ -1,0 +1,73 @@
+"""How much a second of prefill costs everybody else: the pressure of the fleet's traffic.
+
+A request of work p sent to a backend with W seconds ahead waits W + p itself, and delays each request
+that arrives before the backend is idle again. In a busy period of an M/G/1 queue these are
+rate · (W + p) / (1 - utilisation) requests, each delayed by p. What is computed is also written to the
+cache and pushes out others; each token written costs `regret` tokens recomputed later. So
+
+    price = (W + p) · (1 + p · pressure),   pressure = rate · (1 + regret) / (1 - utilisation)
+
+(traces study, 4.3 and the reference simulator). Minimising the own delay alone collapses near
+saturation: it saves seconds now by recomputation that all behind wait for.
+
+Invariant: pressure is finite and not negative. Rates are means per backend over the fleet.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gateway.routing.settings import RoutingSettings
+
+_MAX_UTILISATION = 0.95
+_MAX_REGRET = 3.0
+_REGRET_WINDOW_FACTOR = 5.0  # evictions are rarer than arrivals
+_REGRET_WEIGHT = 2.0  # ghosts are remembered for half a capacity: the other half is as likely to return
+
+
+class Traffic:
+    """Exponential averages of arrivals, work, bytes written and bytes regretted."""
+
+    __slots__ = ("_arrivals", "_first_s", "_last_s", "_regretted", "_window_s", "_work_s", "_written")
+
+    def __init__(self, settings: RoutingSettings) -> None:
+        self._window_s = settings.traffic_window_s
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._arrivals = self._work_s = 0.0
+        self._written = self._regretted = 0.0
+
+    def pressure(self, now_s: float, num_backends: int) -> float:
+        """Return the requests per second of own work that one more second delays. Changes nothing."""
+        if self._first_s is None or num_backends <= 0:
+            return 0.0
+        window_s = self._window_s
+        fade = math.exp((self._last_s - now_s) / window_s) if now_s > self._last_s else 1.0
+        seen_s = window_s * (1.0 - math.exp(-max(1.0, now_s - self._first_s) / window_s)) * num_backends
+        rate = (self._arrivals * fade + 1.0) / seen_s  # the request being placed counts too
+        utilisation = min(_MAX_UTILISATION, self._work_s * fade / seen_s)
+        return rate * (1.0 + self.regret) / (1.0 - utilisation)
+
+    @property
+    def regret(self) -> float:
+        """Tokens recomputed later per token written now."""
+        return (
+            min(_MAX_REGRET, _REGRET_WEIGHT * self._regretted / self._written) if self._written > 0 else 0.0
+        )
+
+    @property
+    def mean_work_s(self) -> float:
+        return self._work_s / self._arrivals if self._arrivals > 0 else 0.0
+
+    def add(self, now_s: float, work_s: float, written_bytes: int, regretted_bytes: int) -> None:
+        """Count one request sent. Changes the averages."""
+        if self._first_s is None:
+            self._first_s = self._last_s = now_s
+        elapsed_s = max(0.0, now_s - self._last_s)
+        fade = math.exp(-elapsed_s / self._window_s)
+        slow_fade = math.exp(-elapsed_s / (self._window_s * _REGRET_WINDOW_FACTOR))
+        self._arrivals = self._arrivals * fade + 1.0
+        self._work_s = self._work_s * fade + work_s
+        self._written = self._written * slow_fade + written_bytes
+        self._regretted = self._regretted * slow_fade + regretted_bytes
+        self._last_s = max(self._last_s, now_s)
