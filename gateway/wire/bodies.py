@@ -1,0 +1,225 @@
+"""What is read of a JSON body, per API, and which bodies are refused.
+
+One partial decode per body: names and small values are read, messages stay raw bytes. Refused (400, with
+the field where there is one) is what no engine could serve: not JSON (RFC 8259: no NaN, no byte order
+mark), not an object, no model, no messages. Everything else is the engine's to judge. A name that occurs
+twice counts with its last value, as engines' parsers do. Invariant: any bytes give a `Body` or BadRequest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.errors import BadRequest
+from gateway.values import Api
+
+ABSENT: Final = Raw(b"")
+_GUARDED_BYTES: Final = 1 << 20  # below this size, counting items would cost more than it can save
+_MAX_MODEL_LENGTH: Final = 512
+_PARAM: Final = re.compile(r"(?:required field `|at `\$\.)([A-Za-z_]+)")
+
+# A JSON escape: a whole surrogate pair, half a pair, or any other.
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+
+
+class Body(msgspec.Struct, kw_only=True, gc=False):
+    """What routing needs of a body; JSON values that stay unread are bytes, absent ones empty."""
+
+    model: str | None = None
+    is_stream: bool = False
+    max_output_tokens: int | None = None
+    names: tuple[Raw, ...] = ()  # values of `BodyDecoder.names`, `ABSENT` where missing
+    messages: list[Raw] | None = None  # None: the API has none, or they are not looked at one by one
+    system: bytes = b""  # Anthropic `system`, Responses `instructions`
+    tools: bytes = b""
+    text: bytes = b""  # completions `prompt`, Responses `input` as a string, SGLang `text`
+
+
+class _ChatBody(msgspec.Struct):
+    model: str
+    messages: list[Raw]
+    stream: bool | None = None
+    tools: Raw = ABSENT
+    max_completion_tokens: Raw = ABSENT
+    max_tokens: Raw = ABSENT
+
+
+class _MessagesBody(msgspec.Struct):
+    model: str
+    messages: list[Raw]
+    stream: bool | None = None
+    tools: Raw = ABSENT
+    system: Raw = ABSENT
+    max_tokens: Raw = ABSENT
+
+
+class _ResponsesBody(msgspec.Struct):
+    model: str
+    input: str | list[Raw] | None = None
+    stream: bool | None = None
+    tools: Raw = ABSENT
+    instructions: Raw = ABSENT
+    max_output_tokens: Raw = ABSENT
+
+
+_FULL: Final[dict[Api, type[msgspec.Struct]]] = {
+    Api.CHAT: _ChatBody,
+    Api.MESSAGES: _MessagesBody,
+    Api.RESPONSES: _ResponsesBody,
+}
+
+# Fields whose absence no engine can make good, where the body is not one of the three above.
+_REQUIRED: Final[dict[Api, tuple[str, ...]]] = {
+    Api.CHAT: ("model", "messages"),
+    Api.MESSAGES: ("model", "messages"),
+    Api.RESPONSES: ("model",),
+    Api.COMPLETIONS: ("model", "prompt"),
+    Api.EMBEDDINGS: ("model",),
+}
+_TEXT_FIELD: Final = {Api.COMPLETIONS: "prompt", Api.RESPONSES: "input", Api.GENERATE: "text"}
+_LIMIT_FIELDS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+
+
+class BodyDecoder:
+    """Decodes bodies for one list of field names that may hold a session id."""
+
+    def __init__(self, names: Sequence[str], *, max_items: int) -> None:
+        self.names = tuple(names)
+        self._max_items = max_items
+        attributes = [f"name_{index}" for index in range(len(self.names))]
+        self._names_of: Callable[[Any], tuple[Raw, ...]] = _tuple_getter(attributes)
+        fields: list[tuple[str, type, Any]] = [(attribute, Raw, ABSENT) for attribute in attributes]
+        rename = dict(zip(attributes, self.names, strict=True))
+        self._full = {
+            api: msgspec.json.Decoder(msgspec.defstruct(base.__name__, fields, bases=(base,), rename=rename))
+            for api, base in _FULL.items()
+        }
+        self._shallow = msgspec.json.Decoder(dict[str, Raw])
+
+    def decode(self, api: Api, body: bytes) -> Body:
+        """Return what `body` says. Raises BadRequest. O(len(body)), nothing is copied but messages."""
+        if not body:
+            raise BadRequest("the request body is empty; a JSON object is needed")
+        try:
+            return self._decode(api, body)
+        except msgspec.ValidationError as error:
+            raise _refused(error) from error
+        except msgspec.DecodeError as error:
+            repaired = _without_lone_surrogates(body)
+            if repaired == body:
+                raise _refused(error) from error
+        except RecursionError as error:
+            raise BadRequest("the body is nested too deeply") from error
+        try:
+            return self._decode(api, repaired)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _refused(error) from error
+
+    def _decode(self, api: Api, body: bytes) -> Body:
+        decoder = self._full.get(api)
+        if decoder is None or (len(body) > _GUARDED_BYTES and body.count(b",") > self._max_items):
+            return self._from_members(api, self._shallow.decode(body))
+        parsed: Any = decoder.decode(body)
+        result = Body(
+            model=_checked_model(parsed.model),
+            is_stream=bool(parsed.stream),
+            names=self._names_of(parsed),
+            tools=bytes(parsed.tools),
+        )
+        if api is Api.CHAT:
+            result.messages = parsed.messages
+            limit = parsed.max_completion_tokens
+            result.max_output_tokens = _count(parsed.max_tokens if limit is ABSENT else limit)
+        elif api is Api.MESSAGES:
+            result.messages = parsed.messages
+            result.system = bytes(parsed.system)
+            result.max_output_tokens = _count(parsed.max_tokens)
+        else:
+            if isinstance(parsed.input, str):
+                result.text = parsed.input.encode()
+            else:
+                result.messages = parsed.input or []
+            result.system = bytes(parsed.instructions)
+            result.max_output_tokens = _count(parsed.max_output_tokens)
+        return result
+
+    def _from_members(self, api: Api, members: dict[str, Raw]) -> Body:
+        for name in _REQUIRED.get(api, ()):
+            if bytes(members.get(name, ABSENT)) in (b"", b"null"):
+                raise BadRequest(f"the field `{name}` is missing", param=name)
+        if "messages" in members and api in _FULL and bytes(members["messages"])[:1] != b"[":
+            raise BadRequest("the field `messages` must be a list", param="messages")
+        model = members.get("model", ABSENT)
+        limits = (_count(members[name]) for name in _LIMIT_FIELDS if name in members)
+        return Body(
+            model=None if bytes(model) in (b"", b"null") else _checked_model(_model_text(bytes(model))),
+            is_stream=_flag(bytes(members.get("stream", ABSENT))),
+            max_output_tokens=next(limits, None),
+            names=tuple(members.get(name, ABSENT) for name in self.names),
+            text=bytes(members.get(_TEXT_FIELD.get(api, ""), ABSENT)),
+        )
+
+
+def _tuple_getter(attributes: Sequence[str]) -> Callable[[Any], tuple[Raw, ...]]:
+    """Like attrgetter, but a tuple for any number of names."""
+    if len(attributes) > 1:
+        return attrgetter(*attributes)
+    return lambda parsed: tuple(getattr(parsed, attribute) for attribute in attributes)
+
+
+def _without_lone_surrogates(body: bytes) -> bytes:
+    """Replace halves of surrogate pairs by U+FFFD, for hashing only.
+
+    JavaScript clients that cut text between the halves send them, and engines differ in what they make of
+    it; that is theirs to decide. msgspec refuses them, so this runs for bodies that it has refused.
+    """
+    if b"\\ud" not in body and b"\\uD" not in body:
+        return body
+    return _ESCAPE.sub(lambda match: match.group() if match.group(1) is None else b"\\ufffd", body)
+
+
+def _refused(error: Exception) -> BadRequest:
+    if isinstance(error, RecursionError):
+        return BadRequest("the body is nested too deeply")
+    if not isinstance(error, msgspec.ValidationError):
+        return BadRequest(f"the body is not valid JSON: {error}")
+    found = _PARAM.search(str(error))
+    if found is None:
+        return BadRequest("the body must be a JSON object")
+    return BadRequest(f"the body was refused: {error}", param=found.group(1))
+
+
+def _checked_model(model: str) -> str:
+    if not model.strip():
+        raise BadRequest("the field `model` is empty", param="model")
+    if len(model) > _MAX_MODEL_LENGTH:
+        raise BadRequest(f"the field `model` is longer than {_MAX_MODEL_LENGTH} characters", param="model")
+    return model
+
+
+def _model_text(value: bytes) -> str:
+    try:
+        return msgspec.json.decode(value, type=str)
+    except msgspec.DecodeError as error:
+        raise BadRequest("the field `model` must be a string", param="model") from error
+
+
+def _flag(value: bytes) -> bool:
+    if value not in (b"", b"null", b"true", b"false"):
+        raise BadRequest("the field `stream` must be true or false", param="stream")
+    return value == b"true"
+
+
+def _count(value: Raw) -> int | None:
+    """Return a non-negative JSON integer of sane size; other values are the engine's to judge."""
+    digits = bytes(value)
+    return int(digits) if len(digits) <= 12 and digits.isdigit() else None

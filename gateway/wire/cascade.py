@@ -1,0 +1,124 @@
+"""In which order the names in a request are tried, and the key that the first usable one gives.
+
+The order is the settings' `sources`. A session id keeps its key whether it came by header, body or cookie;
+response ids, cache buckets and fingerprints live in domains of their own. Invariant: a bucket (a key that
+many conversations may share by its nature) says so, because routing must not let it overload its home.
+Knows nothing of prompts beyond the bytes of a fingerprint that it is handed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.values import KeySource, SessionKey
+from gateway.wire.bodies import ABSENT, Body
+from gateway.wire.keys import HeaderScan, IdentityFinder, KeyHasher, to_bytes
+from gateway.wire.settings import KeySettings
+
+
+class Key(NamedTuple):
+    """The affinity key of a request."""
+
+    session_key: SessionKey
+    source: KeySource
+    is_bucket: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Names:
+    """All that one request says about who it belongs to."""
+
+    headers: HeaderScan
+    body: Body
+    tenant: str
+
+
+class KeyCascade:
+    """Finds the key of a request."""
+
+    def __init__(self, settings: KeySettings, hasher: KeyHasher, finder: IdentityFinder) -> None:
+        self._hasher = hasher
+        self._finder = finder
+        first_names = [field.partition(".")[0] for field in settings.body_fields]
+        self.body_names = tuple(dict.fromkeys([*first_names, "previous_response_id", "prompt_cache_key"]))
+        position = {name: index for index, name in enumerate(self.body_names)}
+        self._fields = [
+            (field, position[name]) for field, name in zip(settings.body_fields, first_names, strict=True)
+        ]
+        self._response_position = position["previous_response_id"]
+        self._bucket_position = position["prompt_cache_key"]
+        by_source: dict[str, Callable[[Names], Key | None]] = {
+            "header": self._by_header,
+            "body": self._by_body,
+            "response_id": self._by_response_id,
+            "prompt_cache_key": self._by_bucket,
+            "cookie": self._by_cookie,
+        }
+        self.uses_fingerprint = "fingerprint" in settings.sources
+        self._order = [by_source[source] for source in settings.sources if source in by_source]
+
+    def find(self, names: Names) -> Key | None:
+        """Return the key of the first source that has a usable value, fingerprint aside."""
+        for look in self._order:
+            key = look(names)
+            if key is not None:
+                return key
+        return None
+
+    def fingerprint(self, names: Names, prompt_key: str, first_user: bytes) -> Key:
+        """Return the key of a conversation that nobody named: its system prompt and how it began.
+
+        Two people may open with the same words, so this key is only a bucket.
+        """
+        scope = _scope(names)
+        key = self._hasher.hex_key(b"fingerprint", *scope, prompt_key.encode(), first_user)
+        return Key(SessionKey(key), KeySource.FINGERPRINT, is_bucket=True)
+
+    def _by_header(self, names: Names) -> Key | None:
+        if not names.headers.candidates:
+            return None
+        value = self._finder.best_header(names.headers)
+        return None if value is None else self._session(names, value, KeySource.HEADER)
+
+    def _by_body(self, names: Names) -> Key | None:
+        for field, position in self._fields:
+            value = self._value(names, field, position)
+            if value is not None:
+                return self._session(names, value, KeySource.BODY)
+        return None
+
+    def _by_cookie(self, names: Names) -> Key | None:
+        value = names.headers.cookie
+        return None if value is None else self._session(names, value, KeySource.COOKIE)
+
+    def _by_response_id(self, names: Names) -> Key | None:
+        value = self._value(names, "previous_response_id", self._response_position)
+        if value is None:
+            return None
+        key = self._hasher.response_key(names.tenant, value.decode("utf-8", "surrogatepass"))
+        return Key(key, KeySource.RESPONSE_ID, is_bucket=False)
+
+    def _by_bucket(self, names: Names) -> Key | None:
+        value = self._value(names, "prompt_cache_key", self._bucket_position)
+        if value is None:
+            return None
+        key = self._hasher.hex_key(b"bucket", *_scope(names), value)
+        return Key(SessionKey(key), KeySource.PROMPT_CACHE_KEY, is_bucket=True)
+
+    def _value(self, names: Names, field: str, position: int) -> bytes | None:
+        values = names.body.names
+        if not values or values[position] is ABSENT:
+            return None
+        return self._finder.from_field(field, bytes(values[position]))
+
+    def _session(self, names: Names, value: bytes, source: KeySource) -> Key:
+        qualifier = names.headers.qualifier
+        parts = (value, qualifier) if qualifier else (value,)
+        key = self._hasher.hex_key(b"session", *_scope(names), *parts)
+        return Key(SessionKey(key), source, is_bucket=False)
+
+
+def _scope(names: Names) -> tuple[bytes, bytes]:
+    return to_bytes(names.tenant), to_bytes(names.body.model or "")

@@ -1,0 +1,104 @@
+"""How a compressed request body is opened, for reading only: backends get the bytes as they came.
+
+Decides which encodings are known and how far one may grow. Invariant: never more than `max_bytes` is
+produced, nor more than `max_ratio` times the input (beyond a floor), whatever the input claims. gzip and
+deflate come with Python; zstd and br work where the packages `zstandard` and `brotli` are installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import zlib
+from typing import Any, Final
+
+from gateway.errors import BadRequest, BodyTooLarge, UnsupportedMediaType
+
+_RATIO_FLOOR_BYTES: Final = 1 << 20  # small bodies may compress as well as they like
+_CHUNK_BYTES: Final = 1 << 16
+
+
+def decode_body(body: bytes, encoding: str, *, max_bytes: int, max_ratio: float = 100.0) -> bytes:
+    """Return the decoded body.
+
+    Raises BadRequest (broken data, or grown beyond the ratio), BodyTooLarge, UnsupportedMediaType (an
+    encoding that is unknown here).
+    """
+    limit = min(max_bytes, max(_RATIO_FLOOR_BYTES, int(len(body) * max_ratio)))
+    codings = [token.strip().lower() for token in encoding.split(",")]
+    for coding in reversed([token for token in codings if token not in ("", "identity")]):
+        try:
+            body = _decode(body, coding, limit)
+        except (zlib.error, EOFError, ValueError) as error:
+            raise BadRequest(f"the body is not valid {coding}", param="content-encoding") from error
+        if len(body) > limit:
+            if limit < max_bytes:
+                raise BadRequest("the compressed body grows too much", param="content-encoding")
+            raise BodyTooLarge(f"the decoded body is larger than {max_bytes} bytes")
+    return body
+
+
+def _decode(body: bytes, coding: str, limit: int) -> bytes:
+    """Decode one layer; one byte more than `limit` may come back, as the sign that it was reached."""
+    if coding in ("gzip", "x-gzip"):
+        return _inflate(body, 16 + zlib.MAX_WBITS, limit)
+    if coding == "deflate":
+        # RFC 9110 says zlib; some clients send the raw stream, whose first byte cannot begin a zlib header
+        is_zlib = len(body) > 1 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+        return _inflate(body, zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS, limit)
+    if coding == "zstd":
+        return _unzstd(body, limit)
+    if coding == "br":
+        return _unbrotli(body, limit)
+    raise UnsupportedMediaType("this content encoding is not known", param="content-encoding")
+
+
+def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
+    output = bytearray()
+    rest = body
+    while rest:  # a gzip file may have several members
+        stream = zlib.decompressobj(window_bits)
+        output += stream.decompress(rest, limit + 1 - len(output))
+        if len(output) > limit:
+            break
+        if not stream.eof:
+            raise ValueError("truncated")
+        rest = stream.unused_data
+        if window_bits < 16 and rest:
+            raise ValueError("trailing data")
+    return bytes(output)
+
+
+def _unzstd(body: bytes, limit: int) -> bytes:
+    zstandard = _optional("zstandard", "zstd")
+    reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
+        io.BytesIO(body), read_across_frames=True
+    )
+    try:
+        return bytes(reader.read(limit + 1))
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+
+
+def _unbrotli(body: bytes, limit: int) -> bytes:
+    brotli = _optional("brotli", "br")
+    stream = brotli.Decompressor()
+    output = bytearray()
+    try:
+        output += stream.process(body, output_buffer_limit=_CHUNK_BYTES)
+        while len(output) <= limit and not stream.is_finished():
+            more = stream.process(b"", output_buffer_limit=_CHUNK_BYTES)
+            if not more:
+                raise ValueError("truncated")
+            output += more
+    except brotli.error as error:
+        raise ValueError(str(error)) from error
+    return bytes(output[: limit + 1])
+
+
+def _optional(module: str, coding: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        message = f"{coding} bodies cannot be read here: the package {module} is not installed"
+        raise UnsupportedMediaType(message, param="content-encoding") from error

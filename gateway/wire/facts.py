@@ -1,0 +1,128 @@
+"""From one request to `RequestFacts`: everything that routing may know of it.
+
+Ties the parts together: which body is read (`bodies`), what its prompt is (`prompts`), which key it has
+(`cascade`). Invariant: pure, and total: any bytes give facts or an error with a 4xx status. A body in a
+content encoding that cannot be opened here still travels; its facts come from the headers alone. Knows
+nothing of backends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.errors import UnsupportedMediaType
+from gateway.values import Api, KeySource, RequestFacts, SessionKey
+from gateway.wire.bodies import Body, BodyDecoder
+from gateway.wire.cascade import KeyCascade, Names
+from gateway.wire.encodings import decode_body
+from gateway.wire.keys import IdentityFinder, KeyHasher
+from gateway.wire.prompts import Prompt, PromptReader
+from gateway.wire.routes import response_id_of
+from gateway.wire.settings import KeySettings
+
+# Requests that leave nothing in a cache that a later turn could reuse: they may follow, never bind.
+_CACHELESS: Final = frozenset({Api.EMBEDDINGS, Api.RERANK, Api.TOKENIZE, Api.MODELS, Api.AUDIO})
+_CACHELESS_PATHS: Final = frozenset({"/v1/messages/count_tokens", "/v1/responses/input_tokens"})
+_BODYLESS: Final = frozenset({Api.MODELS, Api.OTHER})
+_PROMPTLESS: Final = frozenset({Api.EMBEDDINGS, Api.RERANK, Api.TOKENIZE, Api.AUDIO})
+_MULTIPART_MODEL: Final = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n')
+
+
+class FactsParser:
+    """Parses requests under one set of options and one secret. Holds only a memo of system prompts."""
+
+    def __init__(self, settings: KeySettings, secret: bytes, *, max_decoded_bytes: int = 64 << 20) -> None:
+        self._hasher = KeyHasher(secret)
+        self._finder = IdentityFinder(settings)
+        self._cascade = KeyCascade(settings, self._hasher, self._finder)
+        self._prompts = PromptReader(settings, self._hasher)
+        self._decoder = BodyDecoder(self._cascade.body_names, max_items=settings.max_items)
+        self._max_decoded_bytes = max_decoded_bytes
+
+    def response_session_key(self, tenant: str, response_id: str) -> SessionKey:
+        """Return the key under which follow-ups of this answer will ask: bind it when the id is seen."""
+        return self._hasher.response_key(tenant, response_id)
+
+    def parse(
+        self,
+        api: Api,
+        raw_headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        *,
+        tenant: str = "default",
+        path: str = "",
+        content_encoding: str | None = None,
+    ) -> RequestFacts:
+        """Return the facts of one request; `path` is the matched route's path.
+
+        Raises BadRequest for a body that no engine could serve, BodyTooLarge for a compressed one that
+        grows beyond the limit.
+        """
+        response_id = response_id_of(path) if api is Api.RESPONSES else None
+        if response_id is not None:
+            return self._stored_response(tenant, response_id)
+        parsed = self._read_body(api, body, content_encoding)
+        names = Names(headers=self._finder.scan(raw_headers), body=parsed, tenant=tenant)
+        return self._facts(api, names, is_cacheless=api in _CACHELESS or path in _CACHELESS_PATHS)
+
+    def _stored_response(self, tenant: str, response_id: str) -> RequestFacts:
+        """A stored answer lives on the one backend that made it, whatever session the client names."""
+        return RequestFacts(
+            api=Api.RESPONSES,
+            tenant=tenant,
+            session_key=self._hasher.response_key(tenant, response_id),
+            key_source=KeySource.RESPONSE_ID,
+            is_follow_up=True,
+            sets_binding=False,
+        )
+
+    def _facts(self, api: Api, names: Names, *, is_cacheless: bool) -> RequestFacts:
+        body = names.body
+        key = self._cascade.find(names)
+        wants_fingerprint = key is None and self._cascade.uses_fingerprint
+        prompt = self._read_prompt(api, body, names.tenant, wants_fingerprint=wants_fingerprint)
+        prompt_key = prompt.system.prompt_key if prompt.system else None
+        if wants_fingerprint and prompt.first_user:
+            key = self._cascade.fingerprint(names, prompt_key or "", prompt.first_user)
+        keyless = KeySource.PROMPT_GROUP if prompt_key else KeySource.NONE
+        return RequestFacts(
+            api=api,
+            tenant=names.tenant,
+            model=body.model,
+            is_stream=body.is_stream,
+            session_key=key.session_key if key else None,
+            prompt_key=prompt_key,
+            key_source=key.source if key else keyless,
+            prefix=prompt.prefix,
+            num_prompt_bytes=prompt.num_bytes,
+            max_output_tokens=body.max_output_tokens,
+            is_follow_up=prompt.is_follow_up or (key is not None and key.source is KeySource.RESPONSE_ID),
+            sets_binding=not (is_cacheless or names.headers.is_auxiliary or prompt.is_auxiliary),
+            obeys_load_bound=key.is_bucket if key else prompt_key is not None,
+        )
+
+    def _read_body(self, api: Api, body: bytes, encoding: str | None) -> Body:
+        if api in _BODYLESS:
+            return Body()
+        if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+            try:
+                body = decode_body(body, encoding, max_bytes=self._max_decoded_bytes)
+            except UnsupportedMediaType:
+                return Body()
+        if api is Api.AUDIO and body[:1] != b"{":
+            return _multipart_body(body)
+        return self._decoder.decode(api, body)
+
+    def _read_prompt(self, api: Api, body: Body, tenant: str, *, wants_fingerprint: bool) -> Prompt:
+        if api in _PROMPTLESS:
+            return Prompt(num_bytes=len(body.text))
+        return self._prompts.read(api, body, tenant=tenant, wants_fingerprint=wants_fingerprint)
+
+
+def _multipart_body(body: bytes) -> Body:
+    """Read only the model out of a multipart form; of several such parts the last counts."""
+    start = body.rfind(b'name="model"')
+    found = _MULTIPART_MODEL.match(body, start) if start >= 0 else None
+    return Body(model=found.group(1).decode("utf-8", "replace") if found else None)

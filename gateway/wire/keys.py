@@ -1,0 +1,181 @@
+"""Which value in headers, cookie or body can name a session, and how a value becomes a key.
+
+Invariant: a blank value, an unfilled template, an over-long or a
+non-string value is never a key (it would put all its senders on one backend). Raw ids do not leave this
+module: what comes out is a keyed hash, scoped by tenant and model, so that equal ids of two tenants never
+meet and nobody can compute a key outside. Knows nothing of backends or bindings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from operator import itemgetter
+from typing import Final
+
+import msgspec
+
+from gateway.values import SessionKey
+from gateway.wire.settings import KeySettings
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_STRING: Final = msgspec.json.Decoder(str)
+_BY_RANK: Final = itemgetter(0)
+
+# Claude Code, older bodies: user_<hash>_account_<id>_session_<uuid>
+_SESSION_SUFFIX: Final = re.compile(r"_session_([^\s{}\"]+)\Z")
+
+
+@dataclass(slots=True)
+class HeaderScan:
+    """What one pass over the headers found."""
+
+    candidates: list[tuple[int, bytes]]  # (rank of the header, value), in order of arrival
+    qualifier: bytes = b""
+    cookie: bytes | None = None
+    is_auxiliary: bool = False
+
+
+class KeyHasher:
+    """Turns ids into keys: blake2b with a secret key, 128 bits, over length-prefixed parts.
+
+    Length prefixes make the encoding unambiguous: ("ab", "c") and ("a", "bc") differ. The domain separates
+    kinds of ids, so a response id can never be taken for a session id.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        # blake2b takes at most 64 bytes of key; a longer secret is hashed first, as HMAC does (RFC 2104).
+        self._secret = secret if len(secret) <= 64 else blake2b(secret).digest()
+
+    def hex_key(self, domain: bytes, *parts: bytes) -> str:
+        """Return 32 hex digits for these parts in this domain."""
+        return self._hash(domain, parts, 16).hexdigest()
+
+    def seed(self, domain: bytes, *parts: bytes) -> int:
+        """Return a 64-bit number for these parts, to start hash chains that outsiders cannot predict."""
+        return int.from_bytes(self._hash(domain, parts, 8).digest(), "little")
+
+    def response_key(self, tenant: str, response_id: str) -> SessionKey:
+        """Return the session key of everything that refers to one answer of the Responses API."""
+        return SessionKey(self.hex_key(b"response", to_bytes(tenant), to_bytes(response_id)))
+
+    def _hash(self, domain: bytes, parts: tuple[bytes, ...], size: int) -> blake2b:
+        encoded = b"".join([b"%d:%b" % (len(part), part) for part in (domain, *parts)])
+        return blake2b(encoded, key=self._secret, digest_size=size)
+
+
+def to_bytes(text: str) -> bytes:
+    """Encode any str, lone surrogates included (JSON escapes can carry them)."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+class IdentityFinder:
+    """Finds the raw id of a session in headers, cookie and body fields."""
+
+    def __init__(self, settings: KeySettings) -> None:
+        self._ranks = {name.encode(): rank for rank, name in enumerate(settings.headers)}
+        self._special = {name.encode(): "auxiliary" for name in settings.auxiliary_headers}
+        self._special |= {name.encode(): "qualifier" for name in settings.header_qualifiers}
+        if settings.cookie_name is not None:
+            self._special[b"cookie"] = "cookie"
+            self._cookie_prefix = settings.cookie_name.encode() + b"="
+        self._ignored = frozenset(to_bytes(value.lower()) for value in settings.ignored_values)
+        self._ignored_pattern = re.compile(to_bytes(settings.ignored_pattern))
+        self._max_length = settings.max_key_length
+
+    def scan(self, raw_headers: Sequence[tuple[bytes, bytes]]) -> HeaderScan:
+        """Collect all that headers say, in one pass. O(headers)."""
+        found = HeaderScan([])
+        ranks, special = self._ranks, self._special
+        for name, value in raw_headers:
+            lowered = name.lower()
+            rank = ranks.get(lowered)
+            if rank is not None:
+                found.candidates.append((rank, value))
+            elif lowered in special:
+                self._note(found, special[lowered], value)
+        return found
+
+    def best_header(self, found: HeaderScan) -> bytes | None:
+        """Return the usable value of the best header; of a repeated header the first value counts."""
+        candidates = found.candidates
+        if len(candidates) > 1:
+            candidates = sorted(candidates, key=_BY_RANK)
+        for _, value in candidates:
+            usable = self.usable(value)
+            if usable is not None:
+                return usable
+        return None
+
+    def usable(self, value: bytes) -> bytes | None:
+        """Return the id inside `value`, or None where it cannot name one session."""
+        value = value.strip()
+        if len(value) > 1 and value[0] == value[-1] == 0x22:
+            value = value[1:-1].strip()
+        if not value or len(value) > self._max_length or value.lower() in self._ignored:
+            return None
+        return None if self._ignored_pattern.fullmatch(value) else value
+
+    def from_field(self, field: str, value: bytes) -> bytes | None:
+        """Return the id in a JSON field, given the JSON bytes of the field's first name."""
+        _, _, member = field.partition(".")
+        if member and value[:1] == b"{":
+            value = _member(value, member)
+        elif member:
+            return None
+        text = session_part(value) if field == "metadata.user_id" else _string(value)
+        return None if text is None else self.usable(to_bytes(text))
+
+    def _note(self, found: HeaderScan, kind: str, value: bytes) -> None:
+        if kind == "cookie":
+            found.cookie = found.cookie or self._cookie_value(value)
+            return
+        usable = self.usable(value)
+        if usable is None:
+            return
+        if kind == "auxiliary":
+            found.is_auxiliary = True
+        else:
+            found.qualifier = usable
+
+    def _cookie_value(self, header: bytes) -> bytes | None:
+        for pair in header.split(b";"):
+            pair = pair.strip()
+            if pair.startswith(self._cookie_prefix):
+                return self.usable(pair[len(self._cookie_prefix) :])
+        return None
+
+
+def session_part(value: bytes) -> str | None:
+    """Return the session inside Anthropic's `metadata.user_id`, never the person or the device.
+
+    Claude Code sends `user_…_account_…_session_<uuid>`, or an object as a string, or the object itself.
+    """
+    if value[:1] == b"{":
+        return _string(_member(value, "session_id"))
+    text = _string(value)
+    if text is None:
+        return None
+    if text.lstrip().startswith("{"):
+        return _string(_member(to_bytes(text), "session_id"))
+    found = _SESSION_SUFFIX.search(text)
+    return found.group(1) if found else None
+
+
+def _member(value: bytes, name: str) -> bytes:
+    try:
+        found = _OBJECT.decode(value).get(name)
+    except (msgspec.DecodeError, RecursionError):
+        return b""
+    return b"" if found is None else bytes(found)
+
+
+def _string(value: bytes) -> str | None:
+    if value[:1] != b'"':
+        return None  # 123, true, 1.5, null, [] and {} are no ids
+    try:
+        return _STRING.decode(value)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,99 @@
+"""When two system prompts count as the same prompt, and what a message is without its cache markers.
+
+Decides the canonical form that is hashed; the bytes that travel are never touched. Two equivalences hold:
+a string and a list with that one text are the same, and text that an operator calls volatile (dates,
+clocks, Claude Code's per-request billing line) does not count. Knows no tenant, model or key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.wire.settings import Normaliser
+
+_MESSAGE: Final = msgspec.json.Decoder(dict[str, object])
+_PARTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+# Only as an object key: inside a string its quotes would be escaped.
+_CACHE_CONTROL: Final = re.compile(rb',?\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)')
+
+
+class _Part(msgspec.Struct):
+    text: str | None = None
+
+
+_PART: Final = msgspec.json.Decoder(_Part)
+_TEXT: Final = msgspec.json.Decoder(str)
+
+
+class TextNormaliser:
+    """Replaces volatile text by a constant, in the order of the settings."""
+
+    def __init__(self, normalisers: Sequence[Normaliser]) -> None:
+        self._substitutions = tuple((re.compile(each.pattern), each.replacement) for each in normalisers)
+
+    def normalise(self, text: str) -> str:
+        """Return `text` with volatile parts replaced. O(len(text) × normalisers)."""
+        for pattern, replacement in self._substitutions:
+            text = pattern.sub(replacement, text)
+        return text
+
+
+def content_texts(content: bytes) -> list[str]:
+    """Return the texts of a JSON content value: a string, a list of parts, or anything else as it stands.
+
+    Never fails: what is not understood is compared byte by byte.
+    """
+    if content[:1] == b'"':
+        return [_text_or_raw(content)]
+    if content[:1] != b"[":
+        return [] if content in (b"", b"null") else [content.decode("latin-1")]
+    try:
+        parts = _PARTS.decode(content)
+    except (msgspec.DecodeError, RecursionError):
+        return [content.decode("latin-1")]
+    return [_part_text(bytes(part)) for part in parts]
+
+
+def without_cache_control(value: bytes) -> bytes:
+    """Return JSON bytes without `cache_control` members, which clients move from turn to turn."""
+    return _CACHE_CONTROL.sub(b"", value) if b'"cache_control"' in value else value
+
+
+def canonical_message(message: bytes) -> bytes:
+    """Return a message as it looks without cache markers, with a single text part as a plain string.
+
+    Clients mark the newest messages and turn their content into a list for it; one turn later the same
+    message comes as a string. What cannot be decoded is returned unchanged.
+    """
+    try:
+        fields = _MESSAGE.decode(without_cache_control(message))
+        content = fields.get("content")
+        if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+            part = content[0]
+            if part.keys() == {"type", "text"} and isinstance(part["text"], str):
+                fields["content"] = part["text"]
+        return msgspec.json.encode(fields)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError):
+        return message
+
+
+def _part_text(part: bytes) -> str:
+    if part[:1] == b'"':
+        return _text_or_raw(part)
+    try:
+        text = _PART.decode(part).text
+    except (msgspec.DecodeError, RecursionError):
+        text = None
+    return without_cache_control(part).decode("latin-1") if text is None else text
+
+
+def _text_or_raw(value: bytes) -> str:
+    try:
+        return _TEXT.decode(value)
+    except msgspec.DecodeError:
+        return value.decode("latin-1")

@@ -1,0 +1,253 @@
+"""What a prompt is made of, reduced to hashes: the system block, the messages, the first user turn.
+
+Requests with an equal system block form a prompt group; requests whose chains begin alike share a prefix
+that one backend may still hold in its cache. The chain is xxh3 seeded with the hash before it, so equal
+hashes mean equal prefixes (to 64 bits: enough for placement, and a wrong guess costs only a cache miss).
+A secret seed per tenant and model keeps strangers from steering or guessing.
+
+System blocks repeat from request to request and are large, so their hashes are remembered by the hash of
+their raw bytes; without that, the normalisers alone would cost more than the whole request. The memory
+changes no result. Invariant: no prompt text leaves this module. Knows nothing of session ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
+
+from gateway.values import Api, Message, PromptKey
+from gateway.wire.bodies import Body
+from gateway.wire.keys import KeyHasher, to_bytes
+from gateway.wire.normalise import TextNormaliser, canonical_message, content_texts, without_cache_control
+from gateway.wire.settings import KeySettings
+
+# How nearly every client begins a message; the rest is decoded.
+_HEAD: Final = re.compile(rb'\{\s*(?:"type"\s*:\s*"(\w+)"\s*,\s*)?"role"\s*:\s*"(\w+)"')
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+_EMPTY_USER_MESSAGE: Final = len(b'{"role":"user","content":""}')
+_MARKER_REACH: Final = 96  # a cache marker on the last part of a message lies this close to its end
+_MAX_MARKERS: Final = 4  # Anthropic's limit of cache breakpoints in one request
+_LARGE_MESSAGE: Final = 16_384  # smaller ones hold no picture worth looking for
+_ATTACHMENT_BYTES: Final = 4_096  # text that costs an engine about as much as one picture
+_TEXT_BLOCK: Final = 2_048  # a bare prompt has no messages: its prefix is matched in blocks of this size
+
+
+class _Head(msgspec.Struct):
+    role: str = ""
+    type: str = ""
+    content: msgspec.Raw = msgspec.Raw(b"")
+
+
+_HEAD_DECODER: Final = msgspec.json.Decoder(_Head)
+
+
+class SystemBlock(NamedTuple):
+    """System prompt and tools of one request, hashed."""
+
+    prompt_key: PromptKey
+    chain_hash: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Prompt:
+    """The prompt of one request."""
+
+    system: SystemBlock | None = None
+    prefix: tuple[Message, ...] = ()
+    num_bytes: int = 0
+    first_user: bytes = b""  # canonical bytes of the first user turn; b"" where it is too short to tell
+    is_follow_up: bool = False
+    is_auxiliary: bool = False
+
+
+class PromptReader:
+    """Walks prompts of all dialects."""
+
+    def __init__(self, settings: KeySettings, hasher: KeyHasher) -> None:
+        self._hasher = hasher
+        self._normaliser = TextNormaliser(settings.normalisers)
+        self._min_user_bytes = _EMPTY_USER_MESSAGE + settings.fingerprint_min_bytes
+        self._max_prefix = settings.max_prefix_messages
+        self._auxiliary = tuple(settings.auxiliary_prompts)
+        self._memo: OrderedDict[tuple[object, ...], SystemBlock | None] = OrderedDict()
+        self._max_memo = settings.prompt_memo_entries
+        self._seeds: dict[tuple[str, str], int] = {}
+
+    def read(self, api: Api, body: Body, *, tenant: str, wants_fingerprint: bool) -> Prompt:
+        """Return the prompt of `body`, hashed for this tenant and the body's model. Changes only the memo."""
+        seed = self._seed(tenant, body.model or "")
+        if body.messages is None:
+            return self._read_text(body, tenant, seed)
+        messages = [bytes(message) for message in body.messages]
+        roles = _Roles(messages)
+        num_system = 0 if api is Api.MESSAGES else roles.num_system
+        block = self._system_block(tenant, body, messages[:num_system])
+        prompt = Prompt(system=block, is_follow_up=roles.has_answer)
+        turns = messages[num_system:]
+        system_bytes = len(body.system) + len(body.tools) + sum(map(len, messages[:num_system]))
+        self._chain(prompt, seed, system_bytes, turns)
+        if wants_fingerprint:
+            prompt.first_user = self._first_user(messages, roles.first_user)
+        if self._auxiliary and len(turns) == 1 and not prompt.is_follow_up:
+            prompt.is_auxiliary = _text_of(turns[0]).startswith(self._auxiliary)
+        return prompt
+
+    def _chain(self, prompt: Prompt, seed: int, system_bytes: int, turns: list[bytes]) -> None:
+        """Hash the block and each turn into the prefix. Changes `prompt`."""
+        prefix = []
+        chain = seed
+        if prompt.system is not None:
+            chain = prompt.system.chain_hash
+            prefix.append(Message(chain_hash=chain, num_bytes=system_bytes))
+        marked_from = len(turns) - _MAX_MARKERS
+        for index, turn in enumerate(turns[: self._max_prefix]):
+            size = len(turn)
+            if index >= marked_from and b'"cache_control"' in turn[-_MARKER_REACH:]:
+                turn = canonical_message(turn)
+            elif size > _LARGE_MESSAGE:
+                size -= _attachment_excess(turn)
+            chain = xxh3_64_intdigest(turn, chain)
+            prefix.append(Message(chain_hash=chain, num_bytes=size))
+        prompt.prefix = tuple(prefix)
+        prompt.num_bytes = sum([message.num_bytes for message in prefix])
+        if len(turns) > self._max_prefix:
+            prompt.num_bytes += sum(map(len, turns[self._max_prefix :]))
+
+    def _first_user(self, messages: list[bytes], index: int | None) -> bytes:
+        if index is None:
+            return b""
+        message = messages[index]
+        if len(message) <= _LARGE_MESSAGE:
+            message = canonical_message(message)
+        return message if len(message) >= self._min_user_bytes else b""
+
+    def _read_text(self, body: Body, tenant: str, seed: int) -> Prompt:
+        """A prompt without messages: matched in fixed blocks from its start, the last one possibly short."""
+        block = self._system_block(tenant, body, [])
+        text = body.text
+        prefix = []
+        chain = seed
+        if block is not None:
+            chain = block.chain_hash
+            prefix.append(Message(chain_hash=chain, num_bytes=len(body.system) + len(body.tools)))
+        for start in range(0, min(len(text), _TEXT_BLOCK * self._max_prefix), _TEXT_BLOCK):
+            piece = text[start : start + _TEXT_BLOCK]
+            chain = xxh3_64_intdigest(piece, chain)
+            prefix.append(Message(chain_hash=chain, num_bytes=len(piece)))
+        num_bytes = len(body.system) + len(body.tools) + len(text)
+        return Prompt(system=block, prefix=tuple(prefix), num_bytes=num_bytes)
+
+    def _system_block(self, tenant: str, body: Body, messages: list[bytes]) -> SystemBlock | None:
+        if not (messages or body.system or body.tools):
+            return None
+        raw = [body.system, body.tools, *messages]
+        memo_key = (tenant, body.model, *map(xxh3_128_intdigest, raw))
+        memo = self._memo
+        if memo_key in memo:
+            memo.move_to_end(memo_key)
+            return memo[memo_key]
+        block = self._hash_system(tenant, body, messages)
+        memo[memo_key] = block
+        if len(memo) > self._max_memo:
+            memo.popitem(last=False)
+        return block
+
+    def _hash_system(self, tenant: str, body: Body, messages: list[bytes]) -> SystemBlock | None:
+        """Hash the texts in the order in which a template would print them: top-level, then messages."""
+        texts = content_texts(body.system)
+        for message in messages:
+            texts += content_texts(bytes(_decode_head(message).content))
+        kept = [text for text in map(self._normaliser.normalise, texts) if text.strip()]
+        tools = without_cache_control(body.tools)
+        if tools in (b"null", b"[]"):
+            tools = b""
+        if not (kept or tools):
+            return None
+        parts = [tools, *map(to_bytes, kept)]
+        scope = (to_bytes(tenant), to_bytes(body.model or ""))
+        chain = self._seed(tenant, body.model or "")
+        for part in parts:
+            chain = xxh3_64_intdigest(part, chain)
+        return SystemBlock(PromptKey(self._hasher.hex_key(b"prompt", *scope, *parts)), chain)
+
+    def _seed(self, tenant: str, model: str) -> int:
+        seed = self._seeds.get((tenant, model))
+        if seed is None:
+            if len(self._seeds) >= self._max_memo:
+                self._seeds.clear()
+            seed = self._hasher.seed(b"prefix", to_bytes(tenant), to_bytes(model))
+            self._seeds[tenant, model] = seed
+        return seed
+
+
+class _Roles:
+    """Who speaks in a list of messages, looked at only as far as needed."""
+
+    __slots__ = ("first_user", "has_answer", "num_system")
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self.num_system = 0
+        self.first_user: int | None = None
+        self.has_answer = False
+        is_leading = True
+        for index, message in enumerate(messages):
+            role = _role(message)
+            if is_leading and role in _SYSTEM_ROLES:
+                self.num_system = index + 1
+                continue
+            is_leading = False
+            if role == "user":
+                if self.first_user is None:
+                    self.first_user = index
+            elif role not in _SYSTEM_ROLES:
+                self.has_answer = True
+                if self.first_user is not None:
+                    return
+
+
+def _role(message: bytes) -> str:
+    """Return the role of a message, or the type of an item that has none (Responses: function calls)."""
+    found = _HEAD.match(message)
+    if found is not None:
+        return found.group(2).decode()
+    head = _decode_head(message)
+    return head.role or ("user" if head.type in ("", "message") else head.type)
+
+
+def _decode_head(message: bytes) -> _Head:
+    try:
+        return _HEAD_DECODER.decode(message)
+    except (msgspec.DecodeError, RecursionError):
+        return _Head()
+
+
+def _text_of(message: bytes) -> str:
+    texts = content_texts(bytes(_decode_head(message).content))
+    return texts[0] if texts else ""
+
+
+def _attachment_excess(message: bytes) -> int:
+    """Return by how much base64 data makes a message longer than its worth in tokens.
+
+    Text has a space somewhere in any 512 bytes and base64 has none, so three samples tell whether a search
+    of the whole message can find anything. O(1) for text, O(len) otherwise.
+    """
+    samples = (message[at : at + 512] for at in (len(message) // 4, len(message) // 2, len(message) * 3 // 4))
+    if all(b" " in sample for sample in samples):
+        return 0
+    excess = 0
+    for opening in (b";base64,", b'"data":"', b'"data": "'):
+        start = message.find(opening)
+        while start >= 0:
+            begin = start + len(opening)
+            end = message.find(b'"', begin)
+            if end < 0:
+                break
+            excess += max(0, end - begin - _ATTACHMENT_BYTES)
+            start = message.find(opening, end)
+    return min(excess, len(message))

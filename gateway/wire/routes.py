@@ -1,0 +1,142 @@
+"""Which request paths exist, in which dialect they speak and which methods they take.
+
+Only the path of a target decides: the host of an absolute-form target is ignored, so a client cannot steer
+a request by it. Invariant: a path that is served contains no dot segment, no escape and no empty segment,
+and the path that a backend sees is the one that was matched here. Knows nothing of bodies or backends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+from gateway.errors import BadRequest, MethodNotAllowed, NotFound
+from gateway.values import Api
+
+_POST: Final = ("POST",)
+_GET: Final = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One request target, understood."""
+
+    api: Api
+    path: str  # as a backend shall see it: one slash between segments, none at the end
+    query: str = ""  # as received, without the question mark
+    methods: tuple[str, ...] = _POST
+    is_session_routed: bool = True  # False: answered over the whole fleet (the list of models)
+    response_id: str | None = None  # of `/v1/responses/{id}`: only the backend that made it knows it
+
+    @property
+    def target(self) -> str:
+        """Path and query for the request line to a backend."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+
+_OPERATIONS: Final[dict[Api, tuple[str, ...]]] = {
+    Api.CHAT: ("/v1/chat/completions",),
+    Api.COMPLETIONS: ("/v1/completions",),
+    Api.RESPONSES: ("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"),
+    Api.MESSAGES: ("/v1/messages", "/v1/messages/count_tokens"),
+    Api.EMBEDDINGS: ("/v1/embeddings", "/v1/classify", "/classify", "/v1/pooling", "/pooling"),
+    Api.RERANK: ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
+    Api.TOKENIZE: ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize"),
+    Api.GENERATE: ("/generate",),
+    Api.AUDIO: ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
+}
+
+# A response id is copied into a path for a backend, so its alphabet is closed and has no dot.
+_RESPONSE_PATH: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel|/input_items)?")
+_MODEL_PATH: Final = re.compile(r"/v1/models/[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+)*")
+_REPEATED_SLASHES: Final = re.compile(r"/{2,}")
+_ABSOLUTE_FORM: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+
+
+class RouteTable:
+    """All paths that are served: the known APIs and an operator's pass-through list."""
+
+    def __init__(self, passthrough_paths: Iterable[str] = ()) -> None:
+        table = {path: Route(api=api, path=path) for api, paths in _OPERATIONS.items() for path in paths}
+        table["/v1/models"] = Route(api=Api.MODELS, path="/v1/models", methods=_GET, is_session_routed=False)
+        table["/v1/realtime"] = Route(api=Api.OTHER, path="/v1/realtime", methods=("GET",))
+        for path in passthrough_paths:
+            clean = normalise_path(path)
+            table.setdefault(
+                clean, Route(api=Api.OTHER, path=clean, methods=(*_GET, "POST", "PUT", "PATCH", "DELETE"))
+            )
+        self._table = table
+
+    def match(self, method: str, target: str) -> Route:
+        """Return the route of a request line.
+
+        Raises BadRequest for a target that tries to leave its path, NotFound for an unknown path,
+        MethodNotAllowed for a known path with another method (methods are case-sensitive: RFC 9110, 9.1).
+        """
+        route = self._table.get(target) or self._find(target)
+        if method not in route.methods:
+            allow = ", ".join(route.methods)
+            raise MethodNotAllowed(f"{route.path} does not take this method; use {allow}", allow=allow)
+        return route
+
+    def lookup(self, target: str) -> Route:
+        """Return the route of a target whatever the method, for OPTIONS and CORS answers."""
+        return self._table.get(target) or self._find(target)
+
+    def _find(self, target: str) -> Route:
+        raw_path, query = split_target(target)
+        path = normalise_path(raw_path)
+        known = self._table.get(path) or _parametrised(path)
+        if known is None:
+            raise NotFound("unknown path: this gateway does not serve it")
+        return Route(
+            api=known.api,
+            path=known.path,
+            query=query,
+            methods=known.methods,
+            is_session_routed=known.is_session_routed,
+            response_id=known.response_id,
+        )
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Split a request target into path and query, dropping scheme, host and fragment."""
+    if not target.startswith("/"):
+        absolute = _ABSOLUTE_FORM.match(target)
+        if absolute is None:
+            raise BadRequest("the request target must be a path", param="path")
+        target = target[absolute.end() :] or "/"
+        if target.startswith("?"):
+            target = "/" + target
+    path, _, query = target.partition("#")[0].partition("?")
+    return path, query
+
+
+def normalise_path(path: str) -> str:
+    """Collapse repeated and trailing slashes; refuse everything that could mean another path elsewhere."""
+    decoded = unquote(unquote(path))
+    if "\\" in decoded or any(ord(character) < 0x21 or ord(character) == 0x7F for character in decoded):
+        raise BadRequest("the path holds a character that is not allowed there", param="path")
+    if any(segment in (".", "..") for segment in decoded.split("/")):
+        raise BadRequest("the path holds a dot segment", param="path")
+    collapsed = _REPEATED_SLASHES.sub("/", path)
+    return collapsed.rstrip("/") or "/"
+
+
+def response_id_of(path: str) -> str | None:
+    """Return the response id that a path names, if any."""
+    found = _RESPONSE_PATH.fullmatch(path)
+    return found.group(1) if found and path not in _OPERATIONS[Api.RESPONSES] else None
+
+
+def _parametrised(path: str) -> Route | None:
+    if found := _RESPONSE_PATH.fullmatch(path):
+        response_id, action = found.groups()
+        methods = {None: (*_GET, "DELETE"), "/cancel": _POST, "/input_items": _GET}[action]
+        return Route(api=Api.RESPONSES, path=path, methods=methods, response_id=response_id)
+    if _MODEL_PATH.fullmatch(path):
+        return Route(api=Api.MODELS, path=path, methods=_GET, is_session_routed=False)
+    return None
