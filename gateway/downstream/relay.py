@@ -1,0 +1,263 @@
+"""The answer to one client, written straight to its transport, framed anew.
+
+Decision: one framing path. A body with a known length keeps `content-length`; any other is `chunked`, one
+chunk per read of the upstream, head and first bytes in one write; HTTP/1.0 clients get it up to the end of
+the connection. So bytes can be added at any chunk boundary (an in-band error, a keep-alive comment) and
+the bytes of the body itself are never altered.
+
+Invariants: nothing is written after the end; a body that ends early never looks complete (the connection
+closes without a last chunk, or short of its length). aiohttp only learns that the answer is on the wire
+already: `response` overrides the public `prepare`, `write_eof` and `keep_alive` of `StreamResponse`.
+
+Knows nothing of backends: its source is anything that can be paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
+
+from gateway.downstream.connection import ClientConnection
+
+SSE_COMMENT = b":\n\n"
+
+
+class Pausable(Protocol):
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class ClientRelay:
+    """Writes one response. Made when the request is known, used once."""
+
+    __slots__ = (
+        "_connection",
+        "_content_length",
+        "_has_bodyless_answer",
+        "_held_head",
+        "_is_chunked",
+        "_is_event_stream",
+        "_is_finished",
+        "_keeps_alive",
+        "_loop",
+        "_observer",
+        "_request",
+        "_source",
+        "_tail",
+        "_transport",
+        "bytes_sent",
+        "first_byte_s",
+        "has_started",
+        "status",
+    )
+
+    def __init__(self, request: web.BaseRequest, observer: Callable[[bytes], None] | None = None) -> None:
+        """`observer` sees every body byte beside the relay, before it is written.
+
+        Raises ConnectionResetError when the client has gone.
+        """
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has gone")
+        self._request = request
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._observer = observer
+        self._source: Pausable | None = None
+        self._held_head = b""
+        self._is_chunked = False
+        self._content_length: int | None = None
+        self._is_event_stream = False
+        self._has_bodyless_answer = False
+        self._is_finished = False
+        self._keeps_alive = False
+        self._tail = b""
+        self.status = 0
+        self.has_started = False  # a status has been given to the client: nothing may be retried
+        self.bytes_sent = 0  # of the body, without framing
+        self.first_byte_s: float | None = None  # loop time of the first body byte
+        protocol = transport.get_protocol()
+        self._connection = protocol if isinstance(protocol, ClientConnection) else None
+        if self._connection is not None:
+            self._connection.relay = self
+
+    # -- for the proxy
+
+    def send_head(
+        self,
+        status: int,
+        reason: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        *,
+        content_length: int | None,
+        is_event_stream: bool = False,
+    ) -> None:
+        """Start the answer. `headers` are end-to-end ones; length, coding and connection are added here.
+
+        The head leaves with the first call of `on_data`, so an answer that is here already takes one write.
+        """
+        assert not self.has_started
+        self.status = status
+        self.has_started = True
+        self._is_event_stream = is_event_stream
+        framing = self._choose_framing(status, content_length)
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines.append(framing)
+        self._held_head = b"".join(lines)
+
+    def finish(self) -> None:
+        """End an answer whose source is not an exchange (an error body, a cached list)."""
+        self.on_data(b"", True)
+
+    def fail(self, last_bytes: bytes = b"") -> None:
+        """End the answer before its time, so that it never looks complete.
+
+        `last_bytes` (an error event) are added where the framing allows it: in chunks. Idempotent.
+        """
+        if self._is_finished:
+            return
+        if last_bytes and self._can_add_bytes():
+            self._write(last_bytes)
+        self._is_finished = True
+        self._keeps_alive = False
+        if self._is_chunked or self._content_length is not None:
+            self._flush_head()
+            self._transport.close()  # lets written bytes leave; the missing last chunk, or length, tells
+        else:
+            self._transport.abort()  # only a reset differs from the regular end
+
+    def send_comment(self) -> bool:
+        """Send an SSE comment, to keep the connection alive or to test it, where no event is cut by it.
+
+        Returns False, and sends nothing, when this is not the place.
+        """
+        if not (self._is_event_stream and self._can_add_bytes()) or self._is_finished:
+            return False
+        if self.bytes_sent and not self._tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
+            return False
+        self._write(SSE_COMMENT)
+        return True
+
+    @property
+    def response(self) -> web.StreamResponse:
+        """What the handler returns to aiohttp, which then takes the answer as given."""
+        return _KEEP_OPEN if self._keeps_alive and self._is_finished else _CLOSE
+
+    # -- BodySink: for the exchange
+
+    def attach(self, source: Pausable) -> None:
+        self._source = source
+        if self._connection is not None and self._connection.writing_paused:
+            source.pause()  # the client has not taken the previous answer yet
+
+    def on_data(self, data: bytes, is_last: bool) -> None:
+        """Write body bytes, with the head before them and the end behind them where due."""
+        if self._is_finished or self._transport.is_closing():
+            return
+        if data:
+            if self._observer is not None:
+                self._observer(data)
+            if self.first_byte_s is None:
+                self.first_byte_s = self._loop.time()
+            self.bytes_sent += len(data)
+            self._tail = data[-4:] if len(data) >= 4 else (self._tail + data)[-4:]
+            if self._has_bodyless_answer:
+                data = b""
+        if is_last:
+            self._end(data)
+        elif data:
+            self._write(data)
+        else:
+            self._flush_head()
+
+    # -- for the connection
+
+    def hold_back(self) -> None:
+        """The client reads too slowly."""
+        if self._source is not None:
+            self._source.pause()
+
+    def let_go(self) -> None:
+        if self._source is not None:
+            self._source.resume()
+
+    # -- inside
+
+    def _choose_framing(self, status: int, content_length: int | None) -> bytes:
+        """Decide how the body ends, whether the connection stays, and say both in header lines."""
+        request = self._request
+        is_http11 = request.version >= HttpVersion11
+        self._has_bodyless_answer = request.method == "HEAD" or status in (204, 304)
+        self._content_length = content_length
+        self._is_chunked = content_length is None and is_http11 and not self._has_bodyless_answer
+        has_end = content_length is not None or self._is_chunked or self._has_bodyless_answer
+        self._keeps_alive = request.keep_alive and has_end
+        lines = b""
+        if self._is_chunked:
+            lines = b"transfer-encoding: chunked\r\n"
+        elif content_length is not None and status != 204:
+            lines = b"content-length: %d\r\n" % content_length
+        if not self._keeps_alive:
+            return lines + b"connection: close\r\n\r\n"
+        return lines + (b"\r\n" if is_http11 else b"connection: keep-alive\r\n\r\n")
+
+    def _can_add_bytes(self) -> bool:
+        return self.has_started and self._is_chunked and not self._transport.is_closing()
+
+    def _write(self, data: bytes) -> None:
+        """One chunk (or raw bytes), in one write with a head that still waits."""
+        if self._is_chunked:
+            data = b"%b%x\r\n%b\r\n" % (self._held_head, len(data), data)
+        elif self._held_head:
+            data = self._held_head + data
+        self._held_head = b""
+        self._transport.write(data)
+
+    def _flush_head(self) -> None:
+        if self._held_head:
+            self._transport.write(self._held_head)
+            self._held_head = b""
+
+    def _end(self, data: bytes) -> None:
+        """The last bytes and the mark of the end, in one write."""
+        if self._content_length not in (None, self.bytes_sent) and not self._has_bodyless_answer:
+            self._keeps_alive = False  # our own answers only: llhttp counts an upstream's bytes
+        self._is_finished = True
+        self._source = None
+        if self._is_chunked:
+            chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            data = b"%b%b0\r\n\r\n" % (self._held_head, chunk)
+        else:
+            data = self._held_head + data
+        self._held_head = b""
+        if data:
+            self._transport.write(data)
+
+
+class _Relayed(web.StreamResponse):
+    """Tells aiohttp that the answer is on the wire, and whether the connection may serve another."""
+
+    def __init__(self, *, keeps_alive: bool) -> None:
+        super().__init__()
+        self._is_kept_alive = keeps_alive
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._is_kept_alive
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:  # noqa: ARG002
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Everything has been written."""
+
+
+# They hold no state, so every request may share them; making one costs as much as a small JSON parse.
+_KEEP_OPEN = _Relayed(keeps_alive=True)
+_CLOSE = _Relayed(keeps_alive=False)

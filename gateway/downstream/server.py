@@ -1,0 +1,67 @@
+"""aiohttp's low-level server, set up for a gateway.
+
+Decision: `web.Server` (no router, no middlewares, one handler for all), with `handler_cancellation`, so that
+a client that leaves cancels its handler wherever it waits; bodies are not decompressed (they are forwarded
+as received) and no access log is written here. Nothing of aiohttp beyond its public members is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from gateway.downstream.connection import ClientConnection
+from gateway.downstream.refusal import Refusal
+from gateway.downstream.settings import DownstreamSettings
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class _Server(web.Server):
+    """Makes a `ClientConnection` for each accepted socket."""
+
+    def __init__(self, handler: Handler, make_connection: Callable[[web.Server], ClientConnection]) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._make_connection = make_connection
+
+    def __call__(self) -> web.RequestHandler:
+        return self._make_connection(self)
+
+
+def make_server(
+    handler: Handler,
+    settings: DownstreamSettings,
+    *,
+    on_refusal: Callable[[Refusal], None] | None = None,
+) -> web.Server:
+    """A server to give to `web.ServerRunner`.
+
+    `on_refusal` is told of each request that got no answer of the handler's: unparsable, or a failure.
+    """
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, ClientConnection)
+        connection.begin(request)
+        try:
+            return await handler(request)
+        finally:
+            connection.end()
+
+    options: dict[str, Any] = {
+        "keepalive_timeout": settings.keep_alive_timeout_s,
+        "max_line_size": settings.max_request_line_bytes,
+        "max_field_size": settings.max_header_field_bytes,
+        "max_headers": settings.max_headers,
+        "auto_decompress": False,
+        "access_log": None,
+    }
+
+    def make_connection(server: web.Server) -> ClientConnection:
+        loop = asyncio.get_running_loop()
+        return ClientConnection(server, settings=settings, on_refusal=on_refusal, loop=loop, **options)
+
+    return _Server(handle, make_connection)

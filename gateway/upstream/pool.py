@@ -1,0 +1,231 @@
+"""Keep-alive connections to one backend: which one serves the next request, and when one goes.
+
+Decisions: last used, first taken (LIFO), so that few connections stay warm and the rest expire; unused
+ones close before the engine's own keep-alive would close them. No waiting for a free connection: waiting
+belongs to admission, where it has a queue, priorities and a deadline.
+
+The stale-connection rule. A backend may close an idle connection in the same moment in which a request
+is written to it. When a *reused* connection ends without a single response byte, the request is sent
+again, once, on a fresh connection. This cannot be told apart from a backend that read the request and
+died before it answered; so a request that must not run twice passes `replayable=False` and gets
+`UpstreamReset` instead. A reset of a fresh connection is never hidden.
+
+Invariant: every connection is in `_connections` from its first to its last moment; when `close` returns,
+none is left. Knows nothing of routing, retries between backends, or clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import ssl
+from dataclasses import dataclass
+
+from gateway.errors import Overloaded, UpstreamConnectFailed, UpstreamReset
+from gateway.upstream.address import Address, parse_base_url
+from gateway.upstream.connection import UpstreamConnection
+from gateway.upstream.exchange import Exchange
+from gateway.upstream.settings import UpstreamSettings
+from gateway.upstream.tls import make_client_context
+
+# Our own resources, not the backend's fault: no file descriptor, no memory, no local port left.
+_OUR_OWN_SHORTAGE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """What a pool holds now, and what it has done since it was made."""
+
+    num_idle: int
+    num_active: int
+    num_connecting: int
+    num_opened_total: int
+    num_reused_total: int
+    num_stale_total: int
+    num_connect_failed_total: int
+
+
+class UpstreamPool:
+    """All connections to one backend. Belongs to one event loop."""
+
+    def __init__(self, base_url: str, settings: UpstreamSettings) -> None:
+        """Raises ValueError for an unusable URL or TLS files. Connects to nothing."""
+        self.address: Address = parse_base_url(base_url)
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._tls = make_client_context(settings.tls) if self.address.is_tls else None
+        self._connections: set[UpstreamConnection] = set()
+        self._idle: list[UpstreamConnection] = []
+        self._is_closed = False
+        self._all_lost: asyncio.Future[None] | None = None
+        self._tick_s = _tick_interval_s(settings)
+        self._ticker: asyncio.TimerHandle | None = None
+        self._num_connecting = 0
+        self._num_opened = 0
+        self._num_reused = 0
+        self._num_stale = 0
+        self._num_connect_failed = 0
+
+    # -- for the proxy
+
+    async def open(
+        self, head: bytes, body: bytes, *, method: str = "POST", replayable: bool = True
+    ) -> Exchange:
+        """Send one request and wait for the head of its answer.
+
+        `head` is complete, from the request line to the empty line. Raises UpstreamConnectFailed,
+        UpstreamReset, UpstreamProtocolError or UpstreamTimeout (try another backend), or Overloaded when
+        this machine has no descriptor left. Cancelling closes the connection that was in use.
+        """
+        connection = self._take_idle()
+        if connection is not None:
+            self._num_reused += 1
+            try:
+                return await _exchange_on(connection, head, body, method)
+            except UpstreamReset:
+                if connection.has_response_bytes or not replayable:
+                    raise
+                self._num_stale += 1
+        connection = await self._connect()
+        return await _exchange_on(connection, head, body, method)
+
+    def stats(self) -> PoolStats:
+        return PoolStats(
+            num_idle=len(self._idle),
+            num_active=len(self._connections) - len(self._idle),
+            num_connecting=self._num_connecting,
+            num_opened_total=self._num_opened,
+            num_reused_total=self._num_reused,
+            num_stale_total=self._num_stale,
+            num_connect_failed_total=self._num_connect_failed,
+        )
+
+    async def close(self, *, grace_s: float = 0.0) -> None:
+        """Take no more requests; let running ones finish for `grace_s`, then abort them. Idempotent."""
+        self._is_closed = True
+        for connection in tuple(self._idle):
+            connection.close()
+        self._idle.clear()
+        if self._connections:
+            self._all_lost = self._loop.create_future()
+            if grace_s > 0:
+                await asyncio.wait((self._all_lost,), timeout=grace_s)
+            for connection in tuple(self._connections):
+                connection.stop()
+            if not self._all_lost.done():
+                await asyncio.wait((self._all_lost,), timeout=1.0)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+
+    # -- ConnectionOwner: for the connections
+
+    def on_connected(self, connection: UpstreamConnection) -> None:
+        self._connections.add(connection)
+        if self._ticker is None:
+            self._ticker = self._loop.call_later(self._tick_s, self._tick)
+
+    def on_idle(self, connection: UpstreamConnection) -> None:
+        if self._is_closed or len(self._idle) >= self._settings.max_idle_connections:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def on_lost(self, connection: UpstreamConnection) -> None:
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if not self._connections and self._all_lost is not None and not self._all_lost.done():
+            self._all_lost.set_result(None)
+
+    # -- inside
+
+    def _take_idle(self) -> UpstreamConnection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable:
+                return connection
+        return None
+
+    async def _connect(self) -> UpstreamConnection:
+        self._refuse_when_closed()
+        if len(self._connections) + self._num_connecting >= self._settings.max_connections:
+            raise UpstreamConnectFailed(f"all {self._settings.max_connections} connections to it are in use")
+        self._num_connecting += 1
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                connection = await self._dial()
+        except TimeoutError as exc:
+            self._num_connect_failed += 1
+            limit_s = self._settings.connect_timeout_s
+            raise UpstreamConnectFailed(f"no connection within {limit_s:g} s") from exc
+        except OSError as exc:
+            self._num_connect_failed += 1
+            if exc.errno in _OUR_OWN_SHORTAGE:
+                raise Overloaded(f"the gateway cannot open another connection: {exc.strerror}") from exc
+            raise UpstreamConnectFailed(f"connect failed: {_connect_reason(exc)}") from exc
+        finally:
+            self._num_connecting -= 1
+        self._num_opened += 1
+        try:
+            self._refuse_when_closed()  # it may have happened while we were connecting
+        except UpstreamConnectFailed:
+            connection.close()
+            raise
+        return connection
+
+    def _refuse_when_closed(self) -> None:
+        if self._is_closed:
+            raise UpstreamConnectFailed("this backend has been removed")
+
+    async def _dial(self) -> UpstreamConnection:
+        address = self.address
+        if address.unix_path is not None:
+            _, connection = await self._loop.create_unix_connection(self._make_connection, address.unix_path)
+            return connection
+        server_name = (self._settings.tls.server_name or address.host) if self._tls is not None else None
+        _, connection = await self._loop.create_connection(
+            self._make_connection, address.host, address.port, ssl=self._tls, server_hostname=server_name
+        )
+        return connection
+
+    def _make_connection(self) -> UpstreamConnection:
+        return UpstreamConnection(self, self._settings, self._loop)
+
+    def _tick(self) -> None:
+        """Compare every connection's deadline; runs while there is one. O(connections), twice a second."""
+        now_s = self._loop.time()
+        for connection in tuple(self._connections):
+            if connection.deadline_s <= now_s:
+                connection.expire()
+        if self._connections:
+            self._ticker = self._loop.call_later(self._tick_s, self._tick)
+        else:
+            self._ticker = None
+
+
+async def _exchange_on(connection: UpstreamConnection, head: bytes, body: bytes, method: str) -> Exchange:
+    exchange, head_future = connection.send(head, body, is_head_request=method == "HEAD")
+    try:
+        await head_future
+    except BaseException:
+        exchange.abort()
+        raise
+    return exchange
+
+
+def _tick_interval_s(settings: UpstreamSettings) -> float:
+    """An eighth of the shortest limit, so that no limit is exceeded by more than that; at most 0.5 s."""
+    shortest_s = min(settings.first_byte_timeout_s, settings.idle_timeout_s, settings.idle_expiry_s)
+    return min(0.5, max(0.005, shortest_s / 8))
+
+
+def _connect_reason(exc: OSError) -> str:
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return f"TLS certificate refused: {exc.verify_message}"
+    if isinstance(exc, ssl.SSLError):
+        return f"TLS failed: {exc.reason or exc}"
+    if exc.errno is not None:
+        return os.strerror(exc.errno)  # asyncio's own text hides the reason behind the address
+    return str(exc)

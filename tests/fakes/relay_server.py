@@ -1,0 +1,105 @@
+"""The two socket sides joined by the shortest possible proxy: one backend, no routing, no sessions.
+
+Lets the tests of `upstream` and `downstream` speak raw bytes on both ends without the rest of the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self
+
+from aiohttp import web
+
+from gateway.downstream.body import read_body
+from gateway.downstream.refusal import Refusal
+from gateway.downstream.relay import ClientRelay
+from gateway.downstream.server import make_server
+from gateway.downstream.settings import DownstreamSettings
+from gateway.errors import GatewayError
+from gateway.upstream.pool import UpstreamPool
+from gateway.upstream.settings import UpstreamSettings
+
+_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive"))
+
+
+class RelayServer:
+    """`async with RelayServer(base_url) as server:` then `server.port`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        upstream: UpstreamSettings | None = None,
+        downstream: DownstreamSettings | None = None,
+    ) -> None:
+        self._base_url = base_url
+        self._upstream_settings = upstream or UpstreamSettings()
+        self._downstream_settings = downstream or DownstreamSettings()
+        self.refusals: list[Refusal] = []
+        self.bodies: list[bytes] = []
+        self.num_in_flight = 0
+        self.num_cancelled = 0
+        self.idle = asyncio.Event()
+        self.pool: UpstreamPool
+        self.port = 0
+        self._runner: web.ServerRunner
+
+    async def __aenter__(self) -> Self:
+        self.pool = UpstreamPool(self._base_url, self._upstream_settings)
+        server = make_server(self._handle, self._downstream_settings, on_refusal=self.refusals.append)
+        self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._runner.cleanup()
+        await self.pool.close()
+
+    async def wait_idle(self, timeout_s: float = 5.0) -> None:
+        """Until no request is in flight."""
+        async with asyncio.timeout(timeout_s):
+            await self.idle.wait()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.num_in_flight += 1
+        self.idle.clear()
+        try:
+            return await self._answer(request)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        except GatewayError as exc:
+            response = web.Response(status=exc.status, text=exc.code)
+            response.force_close()
+            return response
+        finally:
+            self.num_in_flight -= 1
+            if self.num_in_flight == 0:
+                self.idle.set()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await read_body(request, self._downstream_settings)
+        self.bodies.append(body)
+        request_line = f"{request.method} {request.path_qs} HTTP/1.1\r\n"
+        head = f"{request_line}host: fake\r\ncontent-length: {len(body)}\r\n\r\n"
+        exchange = await self.pool.open(head.encode(), body, method=request.method)
+        relay = ClientRelay(request)
+        try:
+            headers = [header for header in exchange.headers if header[0] not in _FRAMING]
+            is_event_stream = (b"content-type", b"text/event-stream") in headers
+            relay.send_head(
+                exchange.status,
+                exchange.reason,
+                headers,
+                content_length=exchange.content_length,
+                is_event_stream=is_event_stream,
+            )
+            await exchange.relay(relay)
+        except GatewayError as exc:
+            relay.fail(b'data: {"error": "%b"}\n\n' % exc.code.encode())
+        finally:
+            exchange.abort()
+        return relay.response
