@@ -155,7 +155,7 @@ class ClientConnection(web.RequestHandler):
         request: web.BaseRequest,
         status: int = 500,
         exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002  may quote the request
+        message: str | None = None,
     ) -> web.StreamResponse:
         """Answer with an OpenAI-shaped error, and close.
 

@@ -62,7 +62,7 @@ class RefusalResponse(web.StreamResponse):
         self._request = request
         return None
 
-    async def write_eof(self, data: bytes = b"") -> None:  # noqa: ARG002  aiohttp's signature
+    async def write_eof(self, data: bytes = b"") -> None:
         """Cancelled when the client closes, which is what this waits for."""
         transport = self._request.transport if self._request is not None else None
         if transport is None or transport.is_closing():

@@ -251,7 +251,7 @@ class _Relayed(web.StreamResponse):
     def keep_alive(self) -> bool:
         return self._is_kept_alive
 
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:  # noqa: ARG002
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:

@@ -190,7 +190,7 @@ class _Collector:
     def attach(self, source: BodySource) -> None:
         """Never holds its source back: memory is bounded by the limit."""
 
-    def on_data(self, data: bytes, is_last: bool) -> None:  # noqa: ARG002  the protocol's signature
+    def on_data(self, data: bytes, is_last: bool) -> None:
         self._num_bytes += len(data)
         if self._num_bytes <= self._limit_bytes:
             self.pieces.append(data)
