@@ -132,7 +132,9 @@ def test_logits_equal_transformers(family: str) -> None:
     """Every position's logits equal those of transformers, for one chunk and for chunks and decodes."""
     reference = reference_model(family)
     config = ModelConfig.from_hf_config(reference.config.to_dict())
-    weights = {name: tensor for name, tensor in reference.state_dict().items() if name in expected_shapes(config)}
+    weights = {
+        name: tensor for name, tensor in reference.state_dict().items() if name in expected_shapes(config)
+    }
     assert set(weights) == set(expected_shapes(config))
     unused = {name for name in reference.state_dict() if name not in weights} - {"lm_head.weight"}
     assert not unused, "a tensor that the forward pass never reads"

@@ -53,9 +53,13 @@ def tiny_engine(model: ModelConfig = TINY, *, seed: int = 0, **settings: object)
     return LLMEngine(tiny_loaded(model, seed), config)
 
 
-def greedy_request(request_id: str, prompt: list[int], max_tokens: int = 8, **fields: object) -> EngineRequest:
+def greedy_request(
+    request_id: str, prompt: list[int], max_tokens: int = 8, **fields: object
+) -> EngineRequest:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return EngineRequest(**{"request_id": request_id, "prompt_token_ids": prompt, "sampling": sampling, **fields})
+    return EngineRequest(
+        **{"request_id": request_id, "prompt_token_ids": prompt, "sampling": sampling, **fields}
+    )
 
 
 def run_all(engine: LLMEngine, requests: list[EngineRequest]) -> dict[str, list[StepOutput]]:
