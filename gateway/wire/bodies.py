@@ -71,21 +71,26 @@ class _ResponsesBody(msgspec.Struct):
     max_output_tokens: Raw = ABSENT
 
 
-_FULL: Final[dict[Api, type[msgspec.Struct]]] = {
-    Api.CHAT: _ChatBody,
-    Api.MESSAGES: _MessagesBody,
-    Api.RESPONSES: _ResponsesBody,
+# Keyed by value, not by member: the hash of an Enum member is Python code.
+_FULL: Final[dict[str, type[msgspec.Struct]]] = {
+    Api.CHAT.value: _ChatBody,
+    Api.MESSAGES.value: _MessagesBody,
+    Api.RESPONSES.value: _ResponsesBody,
 }
 
 # Fields whose absence no engine can make good, where the body is not one of the three above.
-_REQUIRED: Final[dict[Api, tuple[str, ...]]] = {
-    Api.CHAT: ("model", "messages"),
-    Api.MESSAGES: ("model", "messages"),
-    Api.RESPONSES: ("model",),
-    Api.COMPLETIONS: ("model", "prompt"),
-    Api.EMBEDDINGS: ("model",),
+_REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+    Api.CHAT.value: ("model", "messages"),
+    Api.MESSAGES.value: ("model", "messages"),
+    Api.RESPONSES.value: ("model",),
+    Api.COMPLETIONS.value: ("model", "prompt"),
+    Api.EMBEDDINGS.value: ("model",),
 }
-_TEXT_FIELD: Final = {Api.COMPLETIONS: "prompt", Api.RESPONSES: "input", Api.GENERATE: "text"}
+_TEXT_FIELD: Final = {
+    Api.COMPLETIONS.value: "prompt",
+    Api.RESPONSES.value: "input",
+    Api.GENERATE.value: "text",
+}
 _LIMIT_FIELDS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
@@ -125,7 +130,7 @@ class BodyDecoder:
             raise _refused(error) from error
 
     def _decode(self, api: Api, body: bytes) -> Body:
-        decoder = self._full.get(api)
+        decoder = self._full.get(api.value)
         if decoder is None or (len(body) > _GUARDED_BYTES and body.count(b",") > self._max_items):
             return self._from_members(api, self._shallow.decode(body))
         parsed: Any = decoder.decode(body)
@@ -153,10 +158,10 @@ class BodyDecoder:
         return result
 
     def _from_members(self, api: Api, members: dict[str, Raw]) -> Body:
-        for name in _REQUIRED.get(api, ()):
+        for name in _REQUIRED.get(api.value, ()):
             if bytes(members.get(name, ABSENT)) in (b"", b"null"):
                 raise BadRequest(f"the field `{name}` is missing", param=name)
-        if "messages" in members and api in _FULL and bytes(members["messages"])[:1] != b"[":
+        if "messages" in members and api.value in _FULL and bytes(members["messages"])[:1] != b"[":
             raise BadRequest("the field `messages` must be a list", param="messages")
         model = members.get("model", ABSENT)
         limits = (_count(members[name]) for name in _LIMIT_FIELDS if name in members)
@@ -165,7 +170,7 @@ class BodyDecoder:
             is_stream=_flag(bytes(members.get("stream", ABSENT))),
             max_output_tokens=next(limits, None),
             names=tuple(members.get(name, ABSENT) for name in self.names),
-            text=bytes(members.get(_TEXT_FIELD.get(api, ""), ABSENT)),
+            text=bytes(members.get(_TEXT_FIELD.get(api.value, ""), ABSENT)),
         )
 
 

@@ -9,12 +9,11 @@ Knows nothing of prompts beyond the bytes of a fingerprint that it is handed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.values import KeySource, SessionKey
 from gateway.wire.bodies import ABSENT, Body
-from gateway.wire.keys import HeaderScan, IdentityFinder, KeyHasher, to_bytes
+from gateway.wire.keys import HeaderScan, IdentityFinder, KeyHasher, Scope, length_prefixed
 from gateway.wire.settings import KeySettings
 
 
@@ -26,13 +25,13 @@ class Key(NamedTuple):
     is_bucket: bool
 
 
-@dataclass(slots=True, kw_only=True)
-class Names:
+class Names(NamedTuple):
     """All that one request says about who it belongs to."""
 
     headers: HeaderScan
     body: Body
     tenant: str
+    scope: Scope
 
 
 class KeyCascade:
@@ -72,8 +71,7 @@ class KeyCascade:
 
         Two people may open with the same words, so this key is only a bucket.
         """
-        scope = _scope(names)
-        key = self._hasher.hex_key(b"fingerprint", *scope, prompt_key.encode(), first_user)
+        key = self._hasher.hex_key(b"fingerprint:", names.scope, prompt_key.encode() + first_user)
         return Key(SessionKey(key), KeySource.FINGERPRINT, is_bucket=True)
 
     def _by_header(self, names: Names) -> Key | None:
@@ -97,14 +95,14 @@ class KeyCascade:
         value = self._value(names, "previous_response_id", self._response_position)
         if value is None:
             return None
-        key = self._hasher.response_key(names.tenant, value.decode("utf-8", "surrogatepass"))
+        key = self._hasher.response_key(names.tenant, value)
         return Key(key, KeySource.RESPONSE_ID, is_bucket=False)
 
     def _by_bucket(self, names: Names) -> Key | None:
         value = self._value(names, "prompt_cache_key", self._bucket_position)
         if value is None:
             return None
-        key = self._hasher.hex_key(b"bucket", *_scope(names), value)
+        key = self._hasher.hex_key(b"bucket:", names.scope, value)
         return Key(SessionKey(key), KeySource.PROMPT_CACHE_KEY, is_bucket=True)
 
     def _value(self, names: Names, field: str, position: int) -> bytes | None:
@@ -115,10 +113,8 @@ class KeyCascade:
 
     def _session(self, names: Names, value: bytes, source: KeySource) -> Key:
         qualifier = names.headers.qualifier
-        parts = (value, qualifier) if qualifier else (value,)
-        key = self._hasher.hex_key(b"session", *_scope(names), *parts)
+        if qualifier:
+            key = self._hasher.hex_key(b"part:", names.scope, length_prefixed(value, qualifier))
+        else:
+            key = self._hasher.hex_key(b"session:", names.scope, value)
         return Key(SessionKey(key), source, is_bucket=False)
-
-
-def _scope(names: Names) -> tuple[bytes, bytes]:
-    return to_bytes(names.tenant), to_bytes(names.body.model or "")

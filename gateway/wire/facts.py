@@ -17,16 +17,20 @@ from gateway.values import Api, KeySource, RequestFacts, SessionKey
 from gateway.wire.bodies import Body, BodyDecoder
 from gateway.wire.cascade import KeyCascade, Names
 from gateway.wire.encodings import decode_body
-from gateway.wire.keys import IdentityFinder, KeyHasher
+from gateway.wire.keys import IdentityFinder, KeyHasher, Scope, to_bytes
 from gateway.wire.prompts import Prompt, PromptReader
 from gateway.wire.routes import response_id_of
 from gateway.wire.settings import KeySettings
 
+# Sets hold values, not members: the hash of an Enum member is Python code and would cost more than the
+# rest of a look-up.
 # Requests that leave nothing in a cache that a later turn could reuse: they may follow, never bind.
-_CACHELESS: Final = frozenset({Api.EMBEDDINGS, Api.RERANK, Api.TOKENIZE, Api.MODELS, Api.AUDIO})
+_CACHELESS: Final = frozenset(
+    {Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.MODELS.value, Api.AUDIO.value}
+)
 _CACHELESS_PATHS: Final = frozenset({"/v1/messages/count_tokens", "/v1/responses/input_tokens"})
-_BODYLESS: Final = frozenset({Api.MODELS, Api.OTHER})
-_PROMPTLESS: Final = frozenset({Api.EMBEDDINGS, Api.RERANK, Api.TOKENIZE, Api.AUDIO})
+_BODYLESS: Final = frozenset({Api.MODELS.value, Api.OTHER.value})
+_PROMPTLESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.AUDIO.value})
 _MULTIPART_MODEL: Final = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n')
 
 
@@ -43,7 +47,7 @@ class FactsParser:
 
     def response_session_key(self, tenant: str, response_id: str) -> SessionKey:
         """Return the key under which follow-ups of this answer will ask: bind it when the id is seen."""
-        return self._hasher.response_key(tenant, response_id)
+        return self._hasher.response_key(tenant, to_bytes(response_id))
 
     def parse(
         self,
@@ -64,15 +68,17 @@ class FactsParser:
         if response_id is not None:
             return self._stored_response(tenant, response_id)
         parsed = self._read_body(api, body, content_encoding)
-        names = Names(headers=self._finder.scan(raw_headers), body=parsed, tenant=tenant)
-        return self._facts(api, names, is_cacheless=api in _CACHELESS or path in _CACHELESS_PATHS)
+        scope = self._hasher.scope(tenant, parsed.model)
+        names = Names(self._finder.scan(raw_headers), parsed, tenant, scope)
+        is_cacheless = api.value in _CACHELESS or path in _CACHELESS_PATHS
+        return self._facts(api, names, is_cacheless=is_cacheless)
 
     def _stored_response(self, tenant: str, response_id: str) -> RequestFacts:
         """A stored answer lives on the one backend that made it, whatever session the client names."""
         return RequestFacts(
             api=Api.RESPONSES,
             tenant=tenant,
-            session_key=self._hasher.response_key(tenant, response_id),
+            session_key=self._hasher.response_key(tenant, to_bytes(response_id)),
             key_source=KeySource.RESPONSE_ID,
             is_follow_up=True,
             sets_binding=False,
@@ -82,7 +88,7 @@ class FactsParser:
         body = names.body
         key = self._cascade.find(names)
         wants_fingerprint = key is None and self._cascade.uses_fingerprint
-        prompt = self._read_prompt(api, body, names.tenant, wants_fingerprint=wants_fingerprint)
+        prompt = self._read_prompt(api, body, names.scope, wants_fingerprint=wants_fingerprint)
         prompt_key = prompt.system.prompt_key if prompt.system else None
         if wants_fingerprint and prompt.first_user:
             key = self._cascade.fingerprint(names, prompt_key or "", prompt.first_user)
@@ -104,7 +110,7 @@ class FactsParser:
         )
 
     def _read_body(self, api: Api, body: bytes, encoding: str | None) -> Body:
-        if api in _BODYLESS:
+        if api.value in _BODYLESS:
             return Body()
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             try:
@@ -115,10 +121,10 @@ class FactsParser:
             return _multipart_body(body)
         return self._decoder.decode(api, body)
 
-    def _read_prompt(self, api: Api, body: Body, tenant: str, *, wants_fingerprint: bool) -> Prompt:
-        if api in _PROMPTLESS:
+    def _read_prompt(self, api: Api, body: Body, scope: Scope, *, wants_fingerprint: bool) -> Prompt:
+        if api.value in _PROMPTLESS:
             return Prompt(num_bytes=len(body.text))
-        return self._prompts.read(api, body, tenant=tenant, wants_fingerprint=wants_fingerprint)
+        return self._prompts.read(api, body, scope, wants_fingerprint=wants_fingerprint)
 
 
 def _multipart_body(body: bytes) -> Body:

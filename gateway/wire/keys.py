@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -38,32 +38,50 @@ class HeaderScan:
     is_auxiliary: bool = False
 
 
-class KeyHasher:
-    """Turns ids into keys: blake2b with a secret key, 128 bits, over length-prefixed parts.
+class Scope(NamedTuple):
+    """Tenant and model of a request, ready for hashing."""
 
-    Length prefixes make the encoding unambiguous: ("ab", "c") and ("a", "bc") differ. The domain separates
-    kinds of ids, so a response id can never be taken for a session id.
+    encoded: bytes
+    seed: int  # where hash chains of this scope start: 64 bits that outsiders cannot predict
+
+
+class KeyHasher:
+    """Turns ids into keys: blake2b with a secret key, 128 bits.
+
+    The scope is length-prefixed, so that tenant "ab" with model "c" differs from "a" with "bc". The domain
+    separates kinds of ids, so that a response id is never taken for a session id.
     """
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, *, max_scopes: int = 4096) -> None:
         # blake2b takes at most 64 bytes of key; a longer secret is hashed first, as HMAC does (RFC 2104).
         self._secret = secret if len(secret) <= 64 else blake2b(secret).digest()
+        self._scopes: dict[tuple[str, str | None], Scope] = {}
+        self._max_scopes = max_scopes
 
-    def hex_key(self, domain: bytes, *parts: bytes) -> str:
-        """Return 32 hex digits for these parts in this domain."""
-        return self._hash(domain, parts, 16).hexdigest()
+    def scope(self, tenant: str, model: str | None) -> Scope:
+        """Return the scope of a tenant and model. Changes only a bounded memo."""
+        found = self._scopes.get((tenant, model))
+        if found is None:
+            if len(self._scopes) >= self._max_scopes:
+                self._scopes.clear()  # model names come from clients
+            encoded = length_prefixed(to_bytes(tenant), to_bytes(model or ""))
+            seed = blake2b(b"prefix:" + encoded, key=self._secret, digest_size=8).digest()
+            found = Scope(encoded, int.from_bytes(seed, "little"))
+            self._scopes[tenant, model] = found
+        return found
 
-    def seed(self, domain: bytes, *parts: bytes) -> int:
-        """Return a 64-bit number for these parts, to start hash chains that outsiders cannot predict."""
-        return int.from_bytes(self._hash(domain, parts, 8).digest(), "little")
+    def hex_key(self, domain: bytes, scope: Scope, value: bytes) -> str:
+        """Return 32 hex digits for a value; `domain` ends with a colon and is one of a few constants."""
+        return blake2b(domain + scope.encoded + value, key=self._secret, digest_size=16).hexdigest()
 
-    def response_key(self, tenant: str, response_id: str) -> SessionKey:
+    def response_key(self, tenant: str, response_id: bytes) -> SessionKey:
         """Return the session key of everything that refers to one answer of the Responses API."""
-        return SessionKey(self.hex_key(b"response", to_bytes(tenant), to_bytes(response_id)))
+        return SessionKey(self.hex_key(b"response:", self.scope(tenant, None), response_id))
 
-    def _hash(self, domain: bytes, parts: tuple[bytes, ...], size: int) -> blake2b:
-        encoded = b"".join([b"%d:%b" % (len(part), part) for part in (domain, *parts)])
-        return blake2b(encoded, key=self._secret, digest_size=size)
+
+def length_prefixed(*parts: bytes) -> bytes:
+    """Join parts so that no two lists of parts give the same bytes."""
+    return b"".join([b"%d:%b" % (len(part), part) for part in parts])
 
 
 def to_bytes(text: str) -> bytes:

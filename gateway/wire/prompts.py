@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
-from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
+from xxhash import xxh3_64_intdigest
 
 from gateway.values import Api, Message, PromptKey
 from gateway.wire.bodies import Body
-from gateway.wire.keys import KeyHasher, to_bytes
+from gateway.wire.keys import KeyHasher, Scope, length_prefixed, to_bytes
 from gateway.wire.normalise import TextNormaliser, canonical_message, content_texts, without_cache_control
 from gateway.wire.settings import KeySettings
 
@@ -74,23 +74,21 @@ class PromptReader:
         self._min_user_bytes = _EMPTY_USER_MESSAGE + settings.fingerprint_min_bytes
         self._max_prefix = settings.max_prefix_messages
         self._auxiliary = tuple(settings.auxiliary_prompts)
-        self._memo: OrderedDict[tuple[object, ...], SystemBlock | None] = OrderedDict()
+        self._memo: OrderedDict[int, SystemBlock | None] = OrderedDict()
         self._max_memo = settings.prompt_memo_entries
-        self._seeds: dict[tuple[str, str], int] = {}
 
-    def read(self, api: Api, body: Body, *, tenant: str, wants_fingerprint: bool) -> Prompt:
-        """Return the prompt of `body`, hashed for this tenant and the body's model. Changes only the memo."""
-        seed = self._seed(tenant, body.model or "")
+    def read(self, api: Api, body: Body, scope: Scope, *, wants_fingerprint: bool) -> Prompt:
+        """Return the prompt of `body`, hashed for `scope`. Changes only the memo."""
         if body.messages is None:
-            return self._read_text(body, tenant, seed)
+            return self._read_text(body, scope)
         messages = [bytes(message) for message in body.messages]
         roles = _Roles(messages)
         num_system = 0 if api is Api.MESSAGES else roles.num_system
-        block = self._system_block(tenant, body, messages[:num_system])
+        block = self._system_block(scope, body, messages[:num_system])
         prompt = Prompt(system=block, is_follow_up=roles.has_answer)
         turns = messages[num_system:]
         system_bytes = len(body.system) + len(body.tools) + sum(map(len, messages[:num_system]))
-        self._chain(prompt, seed, system_bytes, turns)
+        self._chain(prompt, scope.seed, system_bytes, turns)
         if wants_fingerprint:
             prompt.first_user = self._first_user(messages, roles.first_user)
         if self._auxiliary and len(turns) == 1 and not prompt.is_follow_up:
@@ -126,12 +124,12 @@ class PromptReader:
             message = canonical_message(message)
         return message if len(message) >= self._min_user_bytes else b""
 
-    def _read_text(self, body: Body, tenant: str, seed: int) -> Prompt:
+    def _read_text(self, body: Body, scope: Scope) -> Prompt:
         """A prompt without messages: matched in fixed blocks from its start, the last one possibly short."""
-        block = self._system_block(tenant, body, [])
+        block = self._system_block(scope, body, [])
         text = body.text
         prefix = []
-        chain = seed
+        chain = scope.seed
         if block is not None:
             chain = block.chain_hash
             prefix.append(Message(chain_hash=chain, num_bytes=len(body.system) + len(body.tools)))
@@ -142,22 +140,25 @@ class PromptReader:
         num_bytes = len(body.system) + len(body.tools) + len(text)
         return Prompt(system=block, prefix=tuple(prefix), num_bytes=num_bytes)
 
-    def _system_block(self, tenant: str, body: Body, messages: list[bytes]) -> SystemBlock | None:
+    def _system_block(self, scope: Scope, body: Body, messages: list[bytes]) -> SystemBlock | None:
         if not (messages or body.system or body.tools):
             return None
-        raw = [body.system, body.tools, *messages]
-        memo_key = (tenant, body.model, *map(xxh3_128_intdigest, raw))
+        # A secret seed makes a collision inside one scope a matter of luck, at 1 in 2^64.
+        memo_key = xxh3_64_intdigest(body.tools, scope.seed)
+        memo_key = xxh3_64_intdigest(body.system, memo_key)
+        for message in messages:
+            memo_key = xxh3_64_intdigest(message, memo_key)
         memo = self._memo
         if memo_key in memo:
             memo.move_to_end(memo_key)
             return memo[memo_key]
-        block = self._hash_system(tenant, body, messages)
+        block = self._hash_system(scope, body, messages)
         memo[memo_key] = block
         if len(memo) > self._max_memo:
             memo.popitem(last=False)
         return block
 
-    def _hash_system(self, tenant: str, body: Body, messages: list[bytes]) -> SystemBlock | None:
+    def _hash_system(self, scope: Scope, body: Body, messages: list[bytes]) -> SystemBlock | None:
         """Hash the texts in the order in which a template would print them: top-level, then messages."""
         texts = content_texts(body.system)
         for message in messages:
@@ -168,21 +169,9 @@ class PromptReader:
             tools = b""
         if not (kept or tools):
             return None
-        parts = [tools, *map(to_bytes, kept)]
-        scope = (to_bytes(tenant), to_bytes(body.model or ""))
-        chain = self._seed(tenant, body.model or "")
-        for part in parts:
-            chain = xxh3_64_intdigest(part, chain)
-        return SystemBlock(PromptKey(self._hasher.hex_key(b"prompt", *scope, *parts)), chain)
-
-    def _seed(self, tenant: str, model: str) -> int:
-        seed = self._seeds.get((tenant, model))
-        if seed is None:
-            if len(self._seeds) >= self._max_memo:
-                self._seeds.clear()
-            seed = self._hasher.seed(b"prefix", to_bytes(tenant), to_bytes(model))
-            self._seeds[tenant, model] = seed
-        return seed
+        parts = length_prefixed(tools, *map(to_bytes, kept))
+        key = PromptKey(self._hasher.hex_key(b"prompt:", scope, parts))
+        return SystemBlock(key, xxh3_64_intdigest(parts, scope.seed))
 
 
 class _Roles:

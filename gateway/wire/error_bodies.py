@@ -1,0 +1,89 @@
+"""How an error looks to a client: in the dialect of the API it called.
+
+OpenAI's shape for all APIs but Anthropic Messages. Also decides what SDKs may do: `retry-after` where
+waiting helps, and `x-should-retry: false` where the official SDKs would repeat a request that cannot
+succeed (they retry 408, 409, 429 and every 5xx by themselves). In a stream that has begun, an error is one
+last event; there is never a `[DONE]` or a finish reason that no engine gave. Knows nothing of sockets.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from gateway.errors import GatewayError, MethodNotAllowed, NoBackend, TooManyRequests, UpstreamError
+from gateway.values import Api
+
+_DEFAULT_RETRY_AFTER_S: Final = 1.0
+
+# Anthropic's error types by status: https://docs.anthropic.com/en/api/errors
+_ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_response(api: Api, error: GatewayError) -> tuple[int, bytes, list[tuple[str, str]]]:
+    """Return status, JSON body and headers (content type included, length not)."""
+    headers = [("content-type", "application/json")]
+    if isinstance(error, MethodNotAllowed):
+        headers.append(("allow", error.allow))
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and isinstance(error, (NoBackend, TooManyRequests)):
+        retry_after_s = _DEFAULT_RETRY_AFTER_S
+    if retry_after_s is not None and math.isfinite(retry_after_s):
+        # Whole seconds by RFC 9110; the SDKs also read the finer header.
+        headers.append(("retry-after", str(max(1, math.ceil(retry_after_s)))))
+        headers.append(("retry-after-ms", str(max(1, math.ceil(retry_after_s * 1000)))))
+    if not _may_retry(error):
+        headers.append(("x-should-retry", "false"))
+    return error.status, msgspec.json.encode(_body(api, error)), headers
+
+
+def stream_error(api: Api, error: GatewayError, *, mid_event: bool) -> bytes:
+    """Return the last event of a stream that failed after it had begun.
+
+    `mid_event` says that the backend stopped inside an event: a blank line first ends the torn one, which
+    clients drop or refuse as they would any broken event, instead of gluing ours to it.
+    """
+    opening = b"\n\n" if mid_event else b""
+    if api is Api.MESSAGES:
+        return opening + b"event: error\ndata: " + msgspec.json.encode(_body(api, error)) + b"\n\n"
+    if api is Api.RESPONSES:
+        event = {"type": "error", "code": error.code, "message": _text(error), "param": error.param}
+        return opening + b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    return opening + b"data: " + msgspec.json.encode(_body(api, error)) + b"\n\n"
+
+
+def _body(api: Api, error: GatewayError) -> dict[str, object]:
+    if api is Api.MESSAGES:
+        kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": _text(error)}}
+    details = {"message": _text(error), "type": error.error_type, "param": error.param, "code": error.code}
+    return {"error": details}
+
+
+def _text(error: GatewayError) -> str:
+    """A message may quote what a client sent; lone surrogates in it cannot be encoded."""
+    return error.message.encode("utf-8", "replace").decode()
+
+
+def _may_retry(error: GatewayError) -> bool:
+    """Whether the same request, sent again by the SDK, could succeed.
+
+    A backend that failed us has already cost other backends a try; a refusal for load may pass.
+    """
+    if isinstance(error, UpstreamError):
+        return error.is_retryable
+    return error.status not in (400, 401, 403, 404, 405, 409, 413, 415, 431)

@@ -1,0 +1,153 @@
+"""Which headers travel, in both directions, and what may stand in one.
+
+Towards a backend: everything the client sent except what belongs to one connection (RFC 9110, 7.6.1, names
+listed by `Connection` included), what the gateway sets itself (host, framing, request id) and what a client
+has no business to set (`x-homing-*`, engine control, forged forwarding). Session headers pass unchanged, so
+gateways can be chained. `Accept-Encoding` stops here: a compressed answer would hide its usage.
+
+Invariant: no CR, LF or NUL of any origin gets into a head, so a request can never become two. Knows nothing
+of sockets or bodies beyond a length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gateway.errors import BadRequest
+from gateway.wire.settings import HeaderSettings
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_SET_BY_US: Final = frozenset({b"accept-encoding", b"content-length", b"expect", b"host", b"x-request-id"})
+_FORWARDED: Final = frozenset({b"forwarded", b"x-real-ip"})
+_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
+_ORDINARY_CONNECTION: Final = frozenset({b"", b"close", b"keep-alive"})
+_INTERNAL_PREFIX: Final = b"x-homing-"
+# Our own names for sessions are meant for a next gateway in the chain.
+_PASSED_INTERNAL: Final = frozenset({b"x-homing-session-id", b"x-homing-auxiliary"})
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_UNSAFE: Final = re.compile(r"[^\x21-\x7e ]")
+
+
+class RequestHeads:
+    """Builds request heads for backends under one set of options."""
+
+    def __init__(self, settings: HeaderSettings) -> None:
+        dropped = _HOP_BY_HOP | _SET_BY_US | {name.encode() for name in settings.stripped_headers}
+        if not settings.trust_forwarded_headers:
+            dropped |= _FORWARDED
+        self._dropped = dropped
+        self._dropped_with_key = dropped | _CREDENTIALS
+        self._prefixes = (
+            (_INTERNAL_PREFIX,) if settings.trust_forwarded_headers else (_INTERNAL_PREFIX, b"x-forwarded-")
+        )
+
+    def build(
+        self,
+        method: str,
+        target: str,
+        raw_headers: RawHeaders,
+        *,
+        host: str,
+        body_length: int | None,
+        request_id: str,
+        authorization: str | None = None,
+    ) -> bytes:
+        """Return the request head, blank line included.
+
+        `body_length` None means that the request has no body. `authorization` replaces the client's
+        credentials. Raises BadRequest where a value holds a line break or NUL. One pass, O(headers).
+        """
+        dropped = self._dropped if authorization is None else self._dropped_with_key
+        prefixes = self._prefixes
+        lines = [
+            f"{method} {target} HTTP/1.1\r\nhost: {host}\r\nx-request-id: {request_id}".encode("latin-1")
+        ]
+        connection = b""
+        for name, value in raw_headers:
+            lowered = name.lower()
+            if lowered in dropped:
+                if lowered == b"connection":
+                    connection += b"," + value
+            elif not lowered.startswith(prefixes) or lowered in _PASSED_INTERNAL:
+                lines.append(b"%b: %b" % (name, value))
+        if connection:
+            lines = _without_listed(lines, connection)
+        if authorization is not None:
+            lines.append(b"authorization: " + authorization.encode("latin-1"))
+        if body_length is not None:
+            lines.append(b"content-length: %d" % body_length)
+        head = b"\r\n".join(lines)
+        # The first line brought two more breaks of its own.
+        num_breaks = len(lines) + 1
+        if head.count(b"\n") != num_breaks or head.count(b"\r") != num_breaks or b"\0" in head:
+            raise BadRequest("a header holds a line break or a NUL", param="headers")
+        return head + b"\r\n\r\n"
+
+
+def response_headers(raw_headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a backend's answer that go to the client.
+
+    Framing (`transfer-encoding`) is left out because the relay sets it; `content-length` stays. Backends
+    cannot speak in our name: `x-homing-*` is dropped.
+    """
+    connection = b",".join([value for name, value in raw_headers if name.lower() == b"connection"])
+    listed = _listed_names(connection)
+    return [
+        (name, value)
+        for name, value in raw_headers
+        if (lowered := name.lower()) not in _HOP_BY_HOP
+        and lowered not in listed
+        and not lowered.startswith(_INTERNAL_PREFIX)
+    ]
+
+
+def clean_request_id(value: str | bytes | None) -> str | None:
+    """Return a request id that is safe in headers and logs, or None where a new one must be made."""
+    if value is None:
+        return None
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    return text if _REQUEST_ID.fullmatch(text) else None
+
+
+def safe_header_value(text: str, *, max_length: int = 256) -> str:
+    """Return `text` as one line of visible ASCII: anything else becomes `_`."""
+    return _UNSAFE.sub("_", text[:max_length]).strip()
+
+
+def find_header(raw_headers: RawHeaders, lowered_name: bytes) -> bytes | None:
+    """Return the first value of a header, by its lower-case name."""
+    for name, value in raw_headers:
+        if name.lower() == lowered_name:
+            return value
+    return None
+
+
+def _without_listed(lines: list[bytes], connection: bytes) -> list[bytes]:
+    listed = _listed_names(connection)
+    if not listed:
+        return lines
+    kept = [line for line in lines[1:] if line.partition(b":")[0].lower() not in listed]
+    return [lines[0], *kept]
+
+
+def _listed_names(connection: bytes) -> Iterable[bytes]:
+    tokens = {token.strip().lower() for token in connection.split(b",")}
+    return tokens - _ORDINARY_CONNECTION
