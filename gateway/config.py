@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import yaml
@@ -23,8 +22,9 @@ from gateway.routing.failover import FailoverSettings
 from gateway.routing.health import HealthSettings
 from gateway.routing.settings import RoutingSettings
 from gateway.sessions.settings import SessionsSettings
+from gateway.upstream.address import parse_base_url
 from gateway.upstream.settings import UpstreamSettings
-from gateway.wire.settings import KeySettings
+from gateway.wire.settings import HeaderSettings, KeySettings
 
 BACKEND_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 DEFAULT_KEY_SECRET = "homing-default-key-secret"  # noqa: S105 - public on purpose, see `Config.key_secret`
@@ -59,7 +59,7 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """One backend of the fleet."""
 
     url: str
-    """Base URL, `http://host:port` or `https://…`, without `/v1`."""
+    """Base URL, `http://host:port`, `https://…` or `unix:/path/to.sock`; a closing `/v1` is ignored."""
     id: str | None = None
     """Stable name; made from host and port when absent."""
     engine: str = "openai"
@@ -85,7 +85,8 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def backend_id(self) -> str:
         if self.id is not None:
             return self.id
-        return re.sub(r"[^A-Za-z0-9._-]", "-", urlsplit(normalise_backend_url(self.url)).netloc)[:64]
+        place = normalise_backend_url(self.url).partition(":")[2]
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", place).strip("-._")[:64]
 
 
 ENGINES = ("torch", "vllm", "sglang", "llamacpp", "trtllm", "openai")
@@ -94,7 +95,6 @@ ENGINES = ("torch", "vllm", "sglang", "llamacpp", "trtllm", "openai")
 class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Bounds on what one gateway process takes in."""
 
-    max_body_bytes: int = 64 * 1024 * 1024
     max_in_flight: int = 4096
     """Requests under way in this process; beyond them clients get 503 with Retry-After."""
     max_answer_observe_bytes: int = 1024 * 1024
@@ -120,6 +120,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     admin: AdminSettings = AdminSettings()
     backends: tuple[BackendSettings, ...] = ()
     keys: KeySettings = KeySettings()
+    headers: HeaderSettings = HeaderSettings()
     routing: RoutingSettings = RoutingSettings()
     sessions: SessionsSettings = SessionsSettings()
     health: HealthSettings = HealthSettings()
@@ -153,20 +154,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 def normalise_backend_url(url: str) -> str:
     """One spelling per backend: `HTTP://A:80/` and `http://a` are one. Raises ValueError with the reason."""
-    parts = urlsplit(url.strip())
-    scheme = parts.scheme.lower()
-    if scheme not in ("http", "https"):
-        raise ValueError(f"backend url {url!r} must begin with http:// or https://")
-    if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
-        raise ValueError(f"backend url {url!r} must be http(s)://host[:port] without user, query or fragment")
-    if parts.path.rstrip("/") not in ("", "/v1"):
-        raise ValueError(f"backend url {url!r} must not have a path; Homing appends the request's own")
-    try:
-        port = parts.port or (443 if scheme == "https" else 80)
-    except ValueError as error:
-        raise ValueError(f"backend url {url!r} has an invalid port") from error
-    host = parts.hostname.lower()
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    address = parse_base_url(url.strip().removesuffix("/").removesuffix("/v1"))
+    if address.unix_path is not None:
+        return f"unix:{address.unix_path}"
+    scheme = "https" if address.is_tls else "http"
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{scheme}://{host}:{address.port}{address.path_prefix.decode()}"
 
 
 def load_config(path: Path | None) -> Config:
@@ -210,7 +203,7 @@ class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses duplicate keys, which YAML forbids and PyYAML silently takes."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]  # PyYAML is partly typed
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(

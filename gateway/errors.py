@@ -101,6 +101,14 @@ class TooManyRequests(GatewayError):
     source = "downstream"
 
 
+class ShuttingDown(GatewayError):
+    """This gateway is leaving: another replica will take the next request."""
+
+    status = 503
+    code = "shutting_down"
+    error_type = "overloaded_error"
+
+
 class NoBackend(GatewayError):
     """No backend can take this request now."""
 
@@ -135,6 +143,13 @@ class UpstreamReset(UpstreamError):
     """The connection ended before the response head was complete."""
 
     code = "upstream_reset"
+
+
+class UpstreamUnavailable(UpstreamError):
+    """The backend itself answered that it cannot serve now (502, 503, 504, by choice 429)."""
+
+    status = 503
+    code = "upstream_unavailable"
 
 
 class UpstreamProtocolError(UpstreamError):

@@ -88,6 +88,19 @@ class GatewayMetrics:
     def observe(self, metric: Histogram, value: float, *labels: str) -> None:
         self.child(metric, *labels).observe(value)
 
+    def value(self, metric: Counter, *labels: str) -> float:
+        """What one counter says now; 0 for a series that was never counted."""
+        child = self._children.get((metric, *labels))
+        return float(child._value.get()) if child is not None else 0.0
+
+    def totals(self, metric: Counter) -> dict[str, float]:
+        """Sums of a counter over its first label."""
+        sums: dict[str, float] = {}
+        for key, child in self._children.items():
+            if key[0] is metric:
+                sums[str(key[1])] = sums.get(str(key[1]), 0.0) + child._value.get()
+        return sums
+
     def add_state(self, source: StateSource) -> None:
         """Read these gauges from their owner at each scrape."""
         self.registry.register(_StateCollector(source))

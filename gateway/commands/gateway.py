@@ -1,0 +1,84 @@
+"""`homing gateway`: run one gateway, or check its configuration."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from gateway.app import serve
+from gateway.commands.exits import UsageError
+from gateway.config import Config, ConfigError, load_config
+from gateway.logs import configure_logging
+
+_PR_SET_PDEATHSIG = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, help="YAML configuration; every option has a default")
+    parser.add_argument("--check", action="store_true", help="print the resolved configuration and exit")
+    parser.add_argument("--host", help="overrides listen.host")
+    parser.add_argument("--port", type=int, help="overrides listen.port")
+    parser.add_argument(
+        "--backend",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a backend, may be repeated; replaces the backends of the file",
+    )
+    parser.add_argument(
+        "--die-with-parent", action="store_true", help="end when the process that started this one ends"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Entry point. Raises UsageError for what the user can mend."""
+    try:
+        config = _resolve(options)
+    except (ConfigError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    if options.check:
+        sys.stdout.write(resolved_yaml(config))
+        return 0
+    if options.die_with_parent:
+        die_with_parent()
+    configure_logging(config.log.level)
+    try:
+        return serve(config)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen: {error.strerror or error}. Stop what uses the port, or choose another in "
+            "listen.port and admin.port."
+        ) from error
+
+
+def _resolve(options: argparse.Namespace) -> Config:
+    config = load_config(options.config)
+    data = msgspec.to_builtins(config)
+    if options.backend:
+        data["backends"] = [{"url": url} for url in options.backend]
+    if options.host is not None:
+        data["listen"]["host"] = options.host
+    if options.port is not None:
+        data["listen"]["port"] = options.port
+    return msgspec.convert(data, Config)
+
+
+def resolved_yaml(config: Config) -> str:
+    """The configuration with all defaults filled in. It holds names of secrets' variables, never secrets."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)
+
+
+def die_with_parent() -> None:
+    """Linux: have the kernel send SIGTERM to this process when its parent ends."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended while we asked
+        raise SystemExit(0)

@@ -1,0 +1,49 @@
+"""One upstream pool per backend, made when first needed and closed when the backend leaves the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway.fleet.registry import Fleet
+from gateway.upstream.pool import UpstreamPool
+from gateway.upstream.settings import UpstreamSettings
+from gateway.values import BackendId, FleetView
+
+
+class UpstreamPools:
+    """Looks backends up in the fleet: a name that is not in the view is never dialled."""
+
+    def __init__(self, fleet: Fleet, settings: UpstreamSettings) -> None:
+        self._fleet, self._settings = fleet, settings
+        self._pools: dict[BackendId, UpstreamPool] = {}
+        self._base_urls: dict[BackendId, str] = {}
+        self._closing: set[asyncio.Task[Any]] = set()
+
+    def get(self, backend_id: BackendId) -> UpstreamPool:
+        """The pool of a backend of the current view. Raises KeyError for any other name."""
+        pool = self._pools.get(backend_id)
+        if pool is None:
+            base_url = self._fleet.view.backends[backend_id].base_url
+            pool = self._pools[backend_id] = UpstreamPool(base_url, self._settings)
+            self._base_urls[backend_id] = base_url
+        return pool
+
+    def sync(self, view: FleetView) -> None:
+        """Let go of pools whose backend is gone or has another address; running answers finish."""
+        for backend_id, pool in list(self._pools.items()):
+            backend = view.get(backend_id)
+            if backend is not None and backend.base_url == self._base_urls[backend_id]:
+                continue
+            del self._pools[backend_id]
+            task = asyncio.ensure_future(pool.close(grace_s=self._settings.idle_timeout_s))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        for task in tuple(self._closing):
+            task.cancel()
+        await asyncio.gather(
+            *self._closing, *(pool.close() for pool in self._pools.values()), return_exceptions=True
+        )
+        self._pools.clear()

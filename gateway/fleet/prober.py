@@ -1,0 +1,192 @@
+"""Asks each backend how it is: one task per backend that probes, scrapes and lists models.
+
+A round is: health path → if it answers, metrics (start time, load, cache size) → now and then its models.
+The metrics are read *before* the probe is counted, so that a restarted backend has its new epoch by the
+time it turns ready and no session is sent home to a cold cache unknowingly. Suspects are probed more often
+than healthy backends. A status below 500 counts as alive: a 401 on a probe is a matter of keys, not health.
+
+Redirects are never followed, answers are bounded, and every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.errors import UpstreamError
+from gateway.fleet.engine_metrics import DIALECTS, EngineReport, parse_metrics
+from gateway.fleet.pools import UpstreamPools
+from gateway.fleet.registry import Fleet
+from gateway.fleet.settings import FleetSettings
+from gateway.logs import log_event
+from gateway.routing.health import HealthSettings, Outcome
+from gateway.upstream.pool import UpstreamPool
+from gateway.values import Backend, BackendId, BackendState, FleetView
+from gateway.wire.headers import RequestHeads
+from gateway.wire.settings import HeaderSettings
+
+ROUNDS_PER_MODEL_LIST = 15
+_HEALTH_LIMIT_BYTES = 4 * 1024 * 1024
+
+
+class _ModelCard(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ModelCard] = []
+
+
+_decode_models = msgspec.json.Decoder(_ModelList).decode
+
+OnReport = Callable[[BackendId, EngineReport], None]
+
+
+class Prober:
+    """Owns the probe tasks: exactly one for each backend of the current view."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        pools: UpstreamPools,
+        health: HealthSettings,
+        settings: FleetSettings,
+        *,
+        on_report: OnReport,
+    ) -> None:
+        self._fleet, self._pools = fleet, pools
+        self._health, self._settings = health, settings
+        self._on_report = on_report
+        self._heads = RequestHeads(HeaderSettings())
+        self._tasks: dict[BackendId, asyncio.Task[None]] = {}
+        self._wake: dict[BackendId, asyncio.Event] = {}
+
+    def sync(self, view: FleetView) -> None:
+        """Start and stop tasks so that they match the view."""
+        for backend_id in self._tasks.keys() - view.backends.keys():
+            self._tasks.pop(backend_id).cancel()
+            self._wake.pop(backend_id, None)
+        for backend_id in view.backends.keys() - self._tasks.keys():
+            self._wake[backend_id] = asyncio.Event()
+            self._tasks[backend_id] = asyncio.ensure_future(self._watch(backend_id))
+
+    def wake(self, backend_id: BackendId) -> None:
+        """Probe now: a request has just failed there."""
+        event = self._wake.get(backend_id)
+        if event is not None:
+            event.set()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, backend_id: BackendId) -> None:
+        """Probe for ever. Supervisor of its own rounds: a bug in one round must not end the watching."""
+        round_number = 0
+        wake = self._wake[backend_id]
+        while True:
+            backend = self._fleet.view.get(backend_id)
+            if backend is None:
+                return
+            wake.clear()
+            try:
+                await self._round(backend, round_number)
+            except Exception:
+                log_event("probe_failed_unexpectedly", level=logging.ERROR, backend=backend_id)
+                logging.getLogger(__name__).exception("probe round")
+            round_number += 1
+            await self._pause(backend_id, wake)
+
+    async def _pause(self, backend_id: BackendId, wake: asyncio.Event) -> None:
+        is_suspect = self._fleet.health.is_suspect(backend_id)
+        interval_s = self._health.suspect_interval_s if is_suspect else self._health.probe_interval_s
+        # jitter: probes of many backends by many gateways must not march in step
+        delay_s = interval_s * random.uniform(0.9, 1.1)
+        if is_suspect:
+            await asyncio.sleep(delay_s)
+            return
+        try:
+            async with asyncio.timeout(delay_s):
+                await wake.wait()
+        except TimeoutError:
+            return
+
+    async def _round(self, backend: Backend, round_number: int) -> None:
+        dialect = DIALECTS[backend.engine]
+        try:
+            async with asyncio.timeout(self._health.probe_timeout_s):
+                status, body = await self._get(backend, dialect.health_path)
+        except (UpstreamError, TimeoutError) as error:
+            reason = error.code if isinstance(error, UpstreamError) else "probe_timeout"
+            self._fleet.observe_probe(backend.backend_id, Outcome.FAILURE, reason)
+            return
+        if status >= 500:
+            self._fleet.observe_probe(backend.backend_id, Outcome.FAILURE, f"probe_{status}")
+            return
+        if dialect.metrics_path:
+            await self._scrape(backend, dialect.metrics_path)
+        is_joining = backend.state in (BackendState.JOINING, BackendState.DOWN)
+        if dialect.health_path == "/v1/models":
+            self._take_models(backend, body)
+        elif is_joining or round_number % ROUNDS_PER_MODEL_LIST == 0:
+            await self._list_models(backend)
+        self._fleet.observe_probe(backend.backend_id, Outcome.SUCCESS, "probe")
+
+    async def _scrape(self, backend: Backend, path: str) -> None:
+        """Read the engine's metrics; an engine without them is merely less well known."""
+        try:
+            async with asyncio.timeout(self._health.probe_timeout_s):
+                status, body = await self._get(backend, path)
+        except (UpstreamError, TimeoutError):
+            return
+        if status != 200:
+            return
+        report = parse_metrics(body.decode("utf-8", "replace"), DIALECTS[backend.engine])
+        self._fleet.observe_report(backend.backend_id, report)
+        self._on_report(backend.backend_id, report)
+
+    async def _list_models(self, backend: Backend) -> None:
+        try:
+            async with asyncio.timeout(self._health.probe_timeout_s):
+                status, body = await self._get(backend, "/v1/models")
+        except (UpstreamError, TimeoutError):
+            return
+        if status == 200:
+            self._take_models(backend, body)
+
+    def _take_models(self, backend: Backend, body: bytes) -> None:
+        try:
+            models = _decode_models(body)
+        except msgspec.DecodeError:
+            return
+        self._fleet.observe_models(backend.backend_id, frozenset(card.id for card in models.data))
+
+    async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
+        """One bounded GET. Raises UpstreamError."""
+        pool = self._pools.get(backend.backend_id)
+        head = self._head(backend.backend_id, pool, path)
+        exchange = await pool.open(head, b"", method="GET", replayable=True)
+        try:
+            limit_bytes = min(_HEALTH_LIMIT_BYTES, self._settings.scrape_limit_bytes)
+            return exchange.status, await exchange.read(limit_bytes)
+        finally:
+            exchange.abort()
+
+    def _head(self, backend_id: BackendId, pool: UpstreamPool, path: str) -> bytes:
+        api_key = self._fleet.api_key(backend_id)
+        return self._heads.build(
+            "GET",
+            pool.address.path_prefix.decode() + path,
+            (),
+            host=pool.address.host_header.decode(),
+            body_length=None,
+            request_id="homing-probe",
+            authorization=f"Bearer {api_key}" if api_key else None,
+        )

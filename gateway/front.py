@@ -1,0 +1,133 @@
+"""The data listener: what each path means here, and how every error looks to the client.
+
+Most paths lead to the proxy. A few are answered by the gateway itself: health, the list of models (one
+fleet, one list) and metrics. Every error, ours or unforeseen, ends as JSON in the dialect of the API that
+was called; an unforeseen one is logged with its stack and told to the client only as an internal error.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from gateway.errors import GatewayError, ModelNotFound, NoBackend
+from gateway.fleet.registry import Fleet
+from gateway.metrics import GatewayMetrics
+from gateway.proxy import Proxy
+from gateway.turn import Turn
+from gateway.values import Api
+from gateway.wire.error_bodies import error_response
+from gateway.wire.headers import clean_request_id
+from gateway.wire.routes import Route, RouteTable
+
+_encode = msgspec.json.encode
+_JSON = "application/json"
+
+
+class Front:
+    """Routes requests of the data listener."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        fleet: Fleet,
+        metrics: GatewayMetrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._proxy, self._fleet, self._metrics, self._clock = proxy, fleet, metrics, clock
+        self._routes = RouteTable()
+        self.is_leaving = False
+        self.degraded: Callable[[], list[str]] = list
+        self._local = {
+            "/health": self._live,
+            "/healthz": self._live,
+            "/livez": self._live,
+            "/ready": self._ready,
+            "/readyz": self._ready,
+            "/metrics": self._render_metrics,
+            "/v1/models": self._list_models,
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request. Never raises anything but cancellation."""
+        local = self._local.get(request.path)
+        if local is not None and request.method in ("GET", "HEAD"):
+            return local(request)
+        request_id = clean_request_id(request.headers.get("x-request-id")) or _new_request_id()
+        api = Api.OTHER
+        try:
+            route = self._routes.match(request.method, request.raw_path)
+            api = route.api
+            if api is Api.MODELS:
+                return self._show_model(route)
+            turn = Turn(request_id=request_id, api=api, target=route.target, started_s=self._clock())
+            return await self._proxy.serve(request, route, turn)
+        except GatewayError as error:
+            return self._refuse(api, error, request_id)
+        except Exception:
+            logging.getLogger(__name__).exception("unforeseen error in request %s", request_id)
+            return self._refuse(api, GatewayError("internal error of the gateway"), request_id)
+
+    def _refuse(self, api: Api, error: GatewayError, request_id: str) -> web.Response:
+        status, body, headers = error_response(api, error)
+        response = web.Response(status=status, body=body, headers=headers)
+        response.headers["x-request-id"] = request_id
+        return response
+
+    # -- answered here
+
+    def _live(self, request: web.BaseRequest) -> web.Response:
+        """The process runs. Depends on nothing else: a restart would cure nothing else."""
+        return _json({"status": "ok"})
+
+    def _ready(self, request: web.BaseRequest) -> web.Response:
+        """May this replica get traffic? A degraded store does not change the answer: routing goes on."""
+        num_ready = sum(backend.state.keeps_sessions for backend in self._fleet.view.backends.values())
+        is_ready = num_ready > 0 and not self.is_leaving
+        reason = "leaving" if self.is_leaving else None if num_ready else "no backend is ready"
+        body = {"ready": is_ready, "backends_ready": num_ready, "degraded": self.degraded(), "reason": reason}
+        return _json(body, status=200 if is_ready else 503)
+
+    def _render_metrics(self, request: web.BaseRequest) -> web.Response:
+        content_type = "text/plain; version=0.0.4; charset=utf-8"
+        return web.Response(body=self._metrics.render(), headers={"content-type": content_type})
+
+    def _list_models(self, request: web.BaseRequest) -> web.Response:
+        """The union of what the reachable backends serve; one that is down never breaks the list."""
+        if not any(backend.state.is_routable for backend in self._fleet.view.backends.values()):
+            return self._refuse(
+                Api.MODELS, NoBackend("no backend is ready", retry_after_s=1), _new_request_id()
+            )
+        return _json({"object": "list", "data": [_model_card(model) for model in sorted(self._models())]})
+
+    def _show_model(self, route: Route) -> web.Response:
+        model = route.path.removeprefix("/v1/models/")
+        if model not in self._models():
+            raise ModelNotFound(f"The model `{model}` does not exist on any backend.", param="model")
+        return _json(_model_card(model))
+
+    def _models(self) -> set[str]:
+        return {
+            model
+            for backend in self._fleet.view.backends.values()
+            if backend.state.is_routable
+            for model in backend.models or ()
+        }
+
+
+def _model_card(model: str) -> dict[str, object]:
+    return {"id": model, "object": "model", "created": 0, "owned_by": "homing"}
+
+
+def _json(body: object, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=_encode(body), content_type=_JSON)
+
+
+def _new_request_id() -> str:
+    return "req-" + secrets.token_hex(12)

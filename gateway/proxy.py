@@ -1,0 +1,368 @@
+"""One request, from the first byte read to the access line. Read this file first.
+
+    1 read       the body within limits; parse it once into `RequestFacts`; keep the received bytes
+    2 look up    the session's binding (bounded by one store budget, never an error)
+    3 decide     which backend: pure, explainable
+    4 reserve    in-flight and prefill work there; no await between 3 and 4
+    5 forward    the received bytes, and relay the answer as it comes
+    6 fail over  while nothing was sent downstream: back to 3 without the backends already tried
+    7 record     always and exactly once: binding, gauges, usage, one access line
+
+Invariants. Each reservation has one owner, the `with` block of its attempt, and is released when the block
+is left, however it is left: answer, error or cancellation. After the first byte downstream nothing is
+retried; a stream that breaks ends with an in-band error and an unclean close. Nothing here knows how a
+backend is chosen (`routing`), what bytes mean (`wire`) or how sockets behave (`upstream`, `downstream`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+from aiohttp import web
+
+from gateway.config import Config
+from gateway.downstream.body import read_body
+from gateway.downstream.relay import ClientRelay
+from gateway.errors import GatewayError, Overloaded, ShuttingDown, UpstreamError, UpstreamUnavailable
+from gateway.fleet.pools import UpstreamPools
+from gateway.fleet.registry import Fleet
+from gateway.metrics import GatewayMetrics
+from gateway.observe import AnswerObserver
+from gateway.record import Recorder
+from gateway.routing.failover import RetryBudget, may_try_another
+from gateway.routing.health import Outcome, outcome_of_status
+from gateway.routing.reservation import Reservation
+from gateway.routing.router import Router
+from gateway.sessions.store import SessionStore
+from gateway.turn import Turn
+from gateway.upstream.exchange import Exchange
+from gateway.upstream.pool import UpstreamPool
+from gateway.values import Affinity, Binding, Decision
+from gateway.wire.error_bodies import stream_error
+from gateway.wire.facts import FactsParser
+from gateway.wire.headers import RequestHeads, find_header, response_headers
+from gateway.wire.routes import Route
+
+_SET_BY_RELAY = frozenset((b"content-length", b"x-request-id", b"x-accel-buffering"))
+
+MAX_BINDING_RACES = 3
+"""How often one request may find that another bound its session first, before it goes on unpinned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyParts:
+    """What a proxy is made of; built in `app`."""
+
+    config: Config
+    parser: FactsParser
+    sessions: SessionStore
+    router: Router
+    fleet: Fleet
+    pools: UpstreamPools
+    metrics: GatewayMetrics
+    recorder: Recorder
+    clock: Callable[[], float] = time.monotonic
+
+
+class Proxy:
+    """Serves routed requests. Safe to call concurrently from one event loop."""
+
+    def __init__(self, parts: ProxyParts) -> None:
+        self._parts = parts
+        self._clock = parts.clock
+        self._failover = parts.config.failover
+        self._heads = RequestHeads(parts.config.headers)
+        self._retries = RetryBudget(parts.config.failover)
+        self._running: set[asyncio.Task[object]] = set()
+        self._is_ending = False
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._running)
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Return when nothing runs any more, or after `timeout_s`; requests that begin meanwhile count."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._running:
+                    await asyncio.wait(tuple(self._running))
+
+    async def end_all(self) -> None:
+        """End what still runs, at the drain deadline: streams in band, the rest with a 503."""
+        self._is_ending = True
+        running = tuple(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=1.0)
+
+    async def serve(self, request: web.BaseRequest, route: Route, turn: Turn) -> web.StreamResponse:
+        """Answer one request. Raises GatewayError while nothing was sent; the caller renders it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            self._admit()
+            await self._read(request, route, turn)  # 1
+            turn.store_deadline_s = self._parts.sessions.deadline()
+            turn.binding = await self._look_up(turn)  # 2
+            return await self._attempt_until_answered(request, turn)  # 3-6
+        except GatewayError as error:
+            turn.error, turn.status = error, error.status
+            raise
+        except asyncio.CancelledError:
+            if self._is_ending:
+                task.uncancel()
+                turn.error, turn.status = _leaving(), ShuttingDown.status
+                raise turn.error from None
+            turn.is_client_gone = True
+            raise
+        finally:
+            self._running.discard(task)
+            await self._parts.recorder.record(turn, self._clock())  # 7
+
+    # -- 1 read
+
+    def _admit(self) -> None:
+        if self.num_in_flight > self._parts.config.limits.max_in_flight:
+            raise Overloaded(
+                f"this gateway has {self.num_in_flight - 1} requests under way, its limit", retry_after_s=1
+            )
+
+    async def _read(self, request: web.BaseRequest, route: Route, turn: Turn) -> None:
+        turn.body = await read_body(request, self._parts.config.downstream)
+        turn.facts = self._parts.parser.parse(
+            route.api,
+            request.raw_headers,
+            turn.body,
+            tenant=turn.tenant,
+            path=route.path,
+            content_encoding=request.headers.get("content-encoding"),
+        )
+
+    # -- 2 look up
+
+    async def _look_up(self, turn: Turn) -> Binding | None:
+        if turn.facts.session_key is None:
+            return None
+        return await self._parts.sessions.get(turn.facts.session_key, turn.store_deadline_s)
+
+    # -- 3 to 6
+
+    async def _attempt_until_answered(self, request: web.BaseRequest, turn: Turn) -> web.StreamResponse:
+        """Try backends until one answers. Raises the last failure when none may be tried any more."""
+        num_races = 0
+        self._retries.deposit()
+        while True:
+            decision = self._parts.router.decide(  # 3
+                turn.facts, turn.binding, self._clock(), excluded=turn.tried
+            )
+            with self._reserved(turn, decision) as reservation:  # 4
+                if num_races < MAX_BINDING_RACES and not await self._bind(turn, decision):
+                    num_races += 1
+                    continue  # another request bound this session first: decide again with its home
+                try:
+                    exchange = await self._forward(request, turn, decision)  # 5
+                except UpstreamError as error:
+                    self._note_failure(decision, error)
+                    if not self._may_fail_over(turn, error):  # 6
+                        raise
+                    self._parts.metrics.count(self._parts.metrics.retries, error.code)
+                    turn.tried |= {decision.backend_id}
+                    continue
+                return await self._relay(request, turn, exchange, reservation)
+
+    @contextmanager
+    def _reserved(self, turn: Turn, decision: Decision) -> Iterator[Reservation]:
+        """Hold in-flight and work on the chosen backend for exactly this block."""
+        router = self._parts.router
+        reservation = router.reserve(turn.facts, decision, self._clock())
+        turn.decision, turn.affinity = decision, decision.affinity
+        try:
+            yield reservation
+        finally:
+            was_answered = turn.observer is not None and turn.error is None and not turn.is_client_gone
+            router.release(reservation, self._clock(), turn.usage, completed=was_answered)
+
+    async def _bind(self, turn: Turn, decision: Decision) -> bool:
+        """Make the session's home agree with the decision. False: somebody bound it elsewhere meanwhile."""
+        facts, binding, backend_id = turn.facts, turn.binding, decision.backend_id
+        if facts.session_key is None or not facts.sets_binding:
+            return True
+        if binding is not None and binding.backend_id == backend_id and decision.affinity is Affinity.HIT:
+            return True
+        backend = self._parts.fleet.view.get(backend_id)
+        epoch = backend.epoch if backend else 0
+        if binding is None:
+            held = await self._parts.sessions.claim(
+                facts.session_key, backend_id, epoch, deadline_s=turn.store_deadline_s
+            )
+        else:
+            held = await self._parts.sessions.rebind(
+                facts.session_key,
+                binding.version,
+                backend_id,
+                epoch,
+                binding.context_tokens,
+                deadline_s=turn.store_deadline_s,
+            )
+        if held is None:  # no store to ask: the ring alone decides, on every replica alike
+            if binding is None:
+                turn.affinity = Affinity.UNPINNED
+            return True
+        turn.binding = held
+        if held.backend_id != backend_id:
+            return held.backend_id in turn.tried
+        if binding is not None:
+            turn.moved_reason = decision.reason
+        return True
+
+    # -- 5 forward
+
+    async def _forward(self, request: web.BaseRequest, turn: Turn, decision: Decision) -> Exchange:
+        """Send the received bytes; return once the response head is here. Raises UpstreamError."""
+        turn.num_attempts += 1
+        pool = self._parts.pools.get(decision.backend_id)
+        head = self._request_head(request, turn, decision, pool)
+        if turn.sent_s is None:
+            turn.sent_s = self._clock()
+        exchange = await pool.open(head, turn.body, method=request.method)
+        has_retry_after = exchange.status >= 429 and find_header(exchange.headers, b"retry-after") is not None
+        outcome = outcome_of_status(exchange.status, has_retry_after=has_retry_after)
+        self._parts.fleet.observe_outcome(decision.backend_id, outcome, f"status_{exchange.status}")
+        if exchange.status in self._failover.retry_statuses and self._has_alternative(turn, decision):
+            exchange.abort()
+            raise UpstreamUnavailable(f"backend {decision.backend_id} answered {exchange.status}")
+        return exchange
+
+    def _request_head(
+        self, request: web.BaseRequest, turn: Turn, decision: Decision, pool: UpstreamPool
+    ) -> bytes:
+        api_key = self._parts.fleet.api_key(decision.backend_id)
+        has_body = bool(turn.body) or request.method in ("POST", "PUT", "PATCH")
+        return self._heads.build(
+            request.method,
+            pool.address.path_prefix.decode() + turn.target,
+            request.raw_headers,
+            host=pool.address.host_header.decode(),
+            body_length=len(turn.body) if has_body else None,
+            request_id=turn.request_id,
+            authorization=f"Bearer {api_key}" if api_key else None,
+        )
+
+    async def _relay(
+        self, request: web.BaseRequest, turn: Turn, exchange: Exchange, reservation: Reservation
+    ) -> web.StreamResponse:
+        """Pass the answer on as it comes. A break is told in band: it is too late for another backend."""
+        turn.body = b""  # no attempt can follow: give the memory back before a long stream
+        turn.status = exchange.status
+        is_event_stream = _is_event_stream(exchange)
+        observer = self._observe(turn, exchange, reservation, is_event_stream)
+        relay = ClientRelay(request, observer.feed if observer is not None else None)
+        try:
+            relay.send_head(
+                exchange.status,
+                exchange.reason,
+                self._answer_headers(turn, exchange, is_event_stream),
+                content_length=exchange.content_length,
+                is_event_stream=is_event_stream,
+            )
+            await exchange.relay(relay)
+        except UpstreamError as error:
+            self._note_failure(turn.decision, error)
+            self._break_off(turn, relay, error, is_event_stream)
+        except asyncio.CancelledError:
+            if not self._is_ending:
+                raise
+            cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
+            self._break_off(turn, relay, _leaving(), is_event_stream)
+        finally:
+            exchange.abort()  # does nothing after a complete answer
+            if observer is not None:
+                observer.finish()
+        return relay.response
+
+    def _break_off(self, turn: Turn, relay: ClientRelay, error: GatewayError, is_event_stream: bool) -> None:
+        """End a begun answer that cannot be completed: a stream says why, and nothing looks complete."""
+        turn.error = error
+        observer = turn.observer
+        is_explained = is_event_stream and not (observer is not None and observer.is_complete)
+        mid_event = observer is not None and observer.is_mid_event
+        relay.fail(stream_error(turn.api, error, mid_event=mid_event) if is_explained else b"")
+
+    def _observe(
+        self, turn: Turn, exchange: Exchange, reservation: Reservation, is_event_stream: bool
+    ) -> AnswerObserver | None:
+        """Watch successful answers for first token and usage; errors pass unread."""
+        if exchange.status >= 300:
+            return None
+
+        def on_first_token() -> None:
+            turn.first_token_s = self._clock()
+            self._parts.router.first_token(reservation, turn.first_token_s)
+
+        turn.observer = AnswerObserver(
+            turn.api,
+            is_stream=is_event_stream,
+            limit_bytes=self._parts.config.limits.max_answer_observe_bytes,
+            on_first_token=on_first_token,
+        )
+        return turn.observer
+
+    def _answer_headers(
+        self, turn: Turn, exchange: Exchange, is_event_stream: bool
+    ) -> list[tuple[bytes, bytes]]:
+        """The backend's end-to-end headers, and what the gateway tells about its decision."""
+        assert turn.decision is not None
+        affinity = Affinity.FAILOVER if turn.tried else turn.affinity
+        turn.affinity = affinity
+        headers = [one for one in response_headers(exchange.headers) if one[0] not in _SET_BY_RELAY]
+        if is_event_stream:
+            headers.append((b"x-accel-buffering", b"no"))  # nginx in front would hold events back
+        headers += [
+            (b"x-request-id", turn.request_id.encode()),
+            (b"x-homing-backend", turn.decision.backend_id.encode()),
+            (b"x-homing-affinity", affinity.value.encode()),
+            (b"x-homing-key-source", turn.facts.key_source.value.encode()),
+            (b"x-homing-reason", (turn.moved_reason or turn.decision.reason).encode()),
+        ]
+        return headers
+
+    # -- 6 fail over
+
+    def _note_failure(self, decision: Decision | None, error: UpstreamError) -> None:
+        if decision is None:
+            return
+        metrics = self._parts.metrics
+        metrics.count(metrics.upstream_errors, decision.backend_id, error.code)
+        if not isinstance(error, UpstreamUnavailable):  # its status was judged when it came
+            self._parts.fleet.observe_outcome(decision.backend_id, Outcome.FAILURE, error.code)
+
+    def _may_fail_over(self, turn: Turn, error: UpstreamError) -> bool:
+        return (
+            may_try_another(error, num_attempts=turn.num_attempts, settings=self._failover)
+            and turn.decision is not None
+            and self._has_alternative(turn, turn.decision)
+            and self._retries.withdraw()
+        )
+
+    def _has_alternative(self, turn: Turn, decision: Decision) -> bool:
+        """Whether another backend is left that could take this request."""
+        excluded = turn.tried | {decision.backend_id}
+        return turn.num_attempts < self._failover.max_attempts and any(
+            backend.state.is_routable and backend_id not in excluded
+            for backend_id, backend in self._parts.fleet.view.backends.items()
+        )
+
+
+def _is_event_stream(exchange: Exchange) -> bool:
+    return (find_header(exchange.headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
+
+
+def _leaving() -> ShuttingDown:
+    return ShuttingDown("this gateway is shutting down; send the request again", retry_after_s=1)

@@ -1,0 +1,157 @@
+"""Step 7: what one finished request leaves behind. Metrics, the binding's renewal, one access line.
+
+Called exactly once per request, whatever its end, so that counts add up: every request is in
+`homing_requests_total` with the status its client got (499 when the client left first). Token counts come
+only from engines that report them; an answer without usage is counted as unknown, never as zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from gateway.logs import AccessLog
+from gateway.metrics import GatewayMetrics
+from gateway.sessions.store import SessionStore
+from gateway.turn import Turn
+from gateway.values import Api
+from gateway.wire.facts import FactsParser
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that left before its answer was complete
+
+
+class Recorder:
+    """Writes down finished turns. Owns the few background writes that a turn may leave."""
+
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        sessions: SessionStore,
+        parser: FactsParser,
+        access_log: AccessLog | None,
+    ) -> None:
+        self._metrics, self._sessions, self._access_log = metrics, sessions, access_log
+        self._parser = parser
+        self._writes: set[asyncio.Task[Any]] = set()
+
+    async def record(self, turn: Turn, now_s: float) -> None:
+        """Changes: metrics, the session store, the access log."""
+        if turn.is_client_gone:
+            turn.status = CLIENT_CLOSED_REQUEST
+        await self._renew(turn)
+        self._count(turn, now_s)
+        if self._access_log is not None:
+            self._access_log.write(_access_line(turn, now_s))
+
+    async def close(self) -> None:
+        """Wait for background writes; each is bounded by the store's own budget."""
+        if self._writes:
+            await asyncio.gather(*self._writes, return_exceptions=True)
+
+    async def _renew(self, turn: Turn) -> None:
+        """Keep the session alive and remember how long its context has grown."""
+        facts, binding, usage = turn.facts, turn.binding, turn.usage
+        if binding is None or facts.session_key is None or turn.observer is None:
+            return
+        context_tokens = binding.context_tokens
+        if usage is not None and usage.prompt_tokens is not None:
+            context_tokens = usage.prompt_tokens + (usage.completion_tokens or 0)
+        await self._sessions.renew(
+            facts.session_key, binding, context_tokens=context_tokens, num_turns=binding.num_turns + 1
+        )
+        response_id = turn.observer.response_id
+        if turn.api is Api.RESPONSES and response_id:
+            # a follow-up that names this answer must come to the backend that stored it
+            key = self._parser.response_session_key(turn.tenant, response_id)
+            self._spawn(self._sessions.claim(key, binding.backend_id, binding.epoch, context_tokens))
+
+    def _spawn(self, write: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(write)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    def _count(self, turn: Turn, now_s: float) -> None:
+        metrics, api = self._metrics, turn.api.value
+        metrics.count(metrics.requests, api, str(turn.status))
+        metrics.observe(metrics.duration, now_s - turn.started_s, api)
+        if turn.is_client_gone:
+            metrics.count(metrics.client_gone, api)
+        if turn.error is not None:
+            metrics.count(metrics.errors, turn.error.source, turn.error.code)
+        if turn.decision is None:
+            return
+        metrics.count(metrics.affinity, turn.affinity.value, turn.facts.key_source.value)
+        if turn.moved_reason is not None:
+            metrics.count(metrics.moves, turn.moved_reason)
+        if turn.sent_s is not None:
+            metrics.observe(metrics.overhead, turn.sent_s - turn.started_s)
+        if turn.first_token_s is not None:
+            metrics.observe(
+                metrics.time_to_first_token, turn.first_token_s - turn.started_s, _turn_label(turn)
+            )
+        self._count_tokens(turn)
+
+    def _count_tokens(self, turn: Turn) -> None:
+        metrics, usage, decision = self._metrics, turn.usage, turn.decision
+        if turn.observer is None or decision is None:
+            return
+        if usage is None or usage.prompt_tokens is None:
+            metrics.count(metrics.usage_unknown, "usage")
+            return
+        backend = decision.backend_id
+        if usage.cached_tokens is None:
+            metrics.count(metrics.usage_unknown, "cached_tokens")
+        else:
+            # a share is only honest when both of its numbers are known for the same requests
+            metrics.count(metrics.prompt_tokens, backend, by=usage.prompt_tokens)
+            metrics.count(metrics.cached_tokens, backend, by=min(usage.cached_tokens, usage.prompt_tokens))
+            metrics.count(metrics.expected_tokens, backend, by=decision.expected_cached_tokens)
+        metrics.count(metrics.completion_tokens, backend, by=usage.completion_tokens or 0)
+
+
+def _turn_label(turn: Turn) -> str:
+    """Bounded label of the turn's number in its session."""
+    if turn.binding is None:
+        return "none"
+    number = turn.binding.num_turns + 1
+    return str(number) if number <= 5 else "6-9" if number <= 9 else "10+"
+
+
+def _access_line(turn: Turn, now_s: float) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "request_id": turn.request_id,
+        "api": turn.api.value,
+        "status": turn.status,
+        "duration_ms": _ms(now_s - turn.started_s),
+        "attempts": turn.num_attempts,
+        "key_source": turn.facts.key_source.value,
+    }
+    if turn.facts.model is not None:
+        line["model"] = turn.facts.model[:100]
+    if turn.facts.session_key is not None:
+        line["session"] = turn.facts.session_key[:12]
+    if turn.decision is not None:
+        line |= {
+            "backend": turn.decision.backend_id,
+            "affinity": turn.affinity.value,
+            "reason": turn.moved_reason or turn.decision.reason,
+            "expected_cached_tokens": turn.decision.expected_cached_tokens,
+        }
+    if turn.sent_s is not None:
+        line["overhead_ms"] = _ms(turn.sent_s - turn.started_s)
+    if turn.first_token_s is not None:
+        line["ttft_ms"] = _ms(turn.first_token_s - turn.started_s)
+    if turn.usage is not None:
+        line |= {
+            "prompt_tokens": turn.usage.prompt_tokens,
+            "cached_tokens": turn.usage.cached_tokens,
+            "completion_tokens": turn.usage.completion_tokens,
+        }
+    if turn.error is not None:
+        line["error"] = turn.error.code
+    return line
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 2)

@@ -1,0 +1,47 @@
+"""The record of one request while it is under way: filled in step by step, read once at the end.
+
+Mutable on purpose and private to one task. What lasts beyond the request (binding, shadow, metrics) is
+written from here by `record.Recorder`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.errors import GatewayError
+from gateway.observe import AnswerObserver
+from gateway.values import Affinity, Api, BackendId, Binding, Decision, RequestFacts, Usage
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One request's story."""
+
+    request_id: str
+    api: Api
+    started_s: float  # monotonic
+    tenant: str = "default"
+    target: str = "/"  # path and query as sent to a backend
+    body: bytes = b""
+    facts: RequestFacts = field(default_factory=lambda: RequestFacts(api=Api.OTHER))
+    store_deadline_s: float = 0.0  # until when this request may wait for the session store
+    binding: Binding | None = None
+    decision: Decision | None = None  # the last one made
+    affinity: Affinity = Affinity.UNPINNED
+    tried: frozenset[BackendId] = frozenset()  # backends that failed this request
+    num_attempts: int = 0
+    moved_reason: str | None = None  # why the session changed its home, if it did
+    sent_s: float | None = None  # when the first upstream bytes left
+    first_token_s: float | None = None
+    status: int = 0  # what the client got; 0: nothing
+    error: GatewayError | None = None
+    is_client_gone: bool = False
+    observer: AnswerObserver | None = None
+
+    @property
+    def backend_id(self) -> BackendId | None:
+        return self.decision.backend_id if self.decision else None
+
+    @property
+    def usage(self) -> Usage | None:
+        return self.observer.usage if self.observer else None

@@ -1,0 +1,161 @@
+"""The fleet: one view per change, operator's wishes beside observed health, epochs that name a cache's life."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.errors import NotFound
+from gateway.fleet.engine_metrics import EngineReport
+from gateway.fleet.registry import Fleet, StateChange
+from gateway.routing.health import HealthSettings, Outcome
+from gateway.values import Backend, BackendId, BackendState, FleetView
+
+A, B = BackendId("a"), BackendId("b")
+
+
+class World:
+    """A fleet with a clock that tests move, and a record of what it published."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.wall_s = 5_000.0
+        self.views: list[FleetView] = []
+        self.changes: list[StateChange] = []
+        self.fleet = Fleet(
+            HealthSettings(healthy_after=1),
+            on_view=self.views.append,
+            on_change=self.changes.append,
+            clock=lambda: self.now_s,
+            wall_clock=lambda: self.wall_s,
+        )
+
+    def add(self, backend_id: BackendId, url: str = "http://127.0.0.1:1", **fields: object) -> None:
+        self.fleet.add(Backend(backend_id=backend_id, base_url=url, **fields))  # type: ignore[arg-type]
+
+    def bring_up(self, backend_id: BackendId) -> None:
+        self.fleet.observe_probe(backend_id, Outcome.SUCCESS)
+
+    def fail(self, backend_id: BackendId) -> None:
+        for _ in range(3):
+            self.fleet.observe_outcome(backend_id, Outcome.FAILURE)
+
+    def state(self, backend_id: BackendId) -> BackendState:
+        return self.fleet.view.backends[backend_id].state
+
+
+def test_a_backend_joins_turns_ready_and_goes_down() -> None:
+    """The three states of a plain life, each flip reported once with its reason."""
+    world = World()
+    world.add(A)
+    assert world.state(A) is BackendState.JOINING
+    world.bring_up(A)
+    assert world.state(A) is BackendState.READY
+    world.fail(A)
+    assert world.state(A) is BackendState.DOWN
+    assert [(change.before, change.after) for change in world.changes] == [
+        (BackendState.JOINING, BackendState.READY),
+        (BackendState.READY, BackendState.DOWN),
+    ]
+
+
+def test_published_views_never_change() -> None:
+    """A view that a request holds shows the same fleet for ever."""
+    world = World()
+    world.add(A)
+    held = world.fleet.view
+    world.bring_up(A)
+    world.add(B)
+    assert held.backends[A].state is BackendState.JOINING
+    assert B not in held.backends
+    assert world.fleet.view.generation > held.generation
+
+
+def test_a_drain_outlives_a_crash() -> None:
+    """A drained backend that dies is down, and is still draining when it comes back; undrain restores it."""
+    world = World()
+    world.add(A)
+    world.bring_up(A)
+    world.fleet.drain(A, 60.0)
+    assert world.state(A) is BackendState.DRAINING
+    world.fail(A)
+    assert world.state(A) is BackendState.DOWN
+    world.now_s += 10
+    world.bring_up(A)
+    assert world.state(A) is BackendState.DRAINING
+    assert world.fleet.drain_left_s(A) == 50.0
+    world.fleet.undrain(A)
+    assert world.state(A) is BackendState.READY
+    assert world.fleet.drain_left_s(A) is None
+
+
+def test_the_epoch_is_the_process_start_time() -> None:
+    """The same process keeps its epoch over scrapes; a new process gets its own, on every replica alike."""
+    world = World()
+    world.add(A)
+    world.fleet.observe_report(A, EngineReport(start_time_s=1700.4))
+    world.fleet.observe_report(A, EngineReport(start_time_s=1700.4))
+    assert world.fleet.view.backends[A].epoch == 1700
+    world.now_s = 300.0
+    world.fleet.observe_report(A, EngineReport(start_time_s=1800.9))
+    assert world.fleet.view.backends[A].epoch == 1800
+    assert world.fleet.view.backends[A].since_s == 300.0
+
+
+def test_a_clock_set_back_does_not_revive_an_old_life() -> None:
+    """Epochs only grow."""
+    world = World()
+    world.add(A)
+    world.fleet.observe_report(A, EngineReport(start_time_s=1800.0))
+    world.fleet.observe_report(A, EngineReport(start_time_s=1700.0))
+    assert world.fleet.view.backends[A].epoch == 1800
+
+
+def test_a_counter_that_went_backwards_is_a_new_life() -> None:
+    """Engines that hide their start time still show a restart."""
+    world = World()
+    world.add(A)
+    world.fleet.observe_report(A, EngineReport(prefix_queries=500.0))
+    assert world.fleet.view.backends[A].epoch == 0
+    world.fleet.observe_report(A, EngineReport(prefix_queries=20.0))
+    assert world.fleet.view.backends[A].epoch == 5_000
+
+
+def test_a_changed_address_is_another_backend() -> None:
+    """The same name at another URL starts again: its health and cache are unknown."""
+    world = World()
+    world.add(A, "http://127.0.0.1:1")
+    world.bring_up(A)
+    world.add(A, "http://127.0.0.1:2")
+    assert world.state(A) is BackendState.JOINING
+
+
+def test_a_changed_weight_keeps_health() -> None:
+    """Configuration changes never empty the fleet."""
+    world = World()
+    world.add(A)
+    world.bring_up(A)
+    world.add(A, weight=3.0)
+    assert (world.state(A), world.fleet.view.backends[A].weight) == (BackendState.READY, 3.0)
+
+
+def test_removing_publishes_and_unknown_names_are_told() -> None:
+    """Removal is a state change; a wrong name gets an error that lists the right ones."""
+    world = World()
+    world.add(A)
+    world.fleet.remove(A)
+    assert not world.fleet.view.backends
+    assert world.changes[-1].after is BackendState.REMOVED
+    world.add(B)
+    with pytest.raises(NotFound, match="known: b"):
+        world.fleet.drain(A, 1.0)
+
+
+def test_late_evidence_about_a_removed_backend_is_ignored() -> None:
+    """A request that ends after its backend left changes nothing."""
+    world = World()
+    world.add(A)
+    world.fleet.remove(A)
+    world.fleet.observe_outcome(A, Outcome.FAILURE)
+    world.fleet.observe_report(A, EngineReport(start_time_s=1.0))
+    world.fleet.observe_models(A, frozenset({"m"}))
+    assert not world.fleet.view.backends
