@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import GatewayError, MethodNotAllowed, NoBackend, TooManyRequests, UpstreamError
+from gateway.errors import GatewayError, MethodNotAllowed, NoBackend, TooManyRequests, UpstreamTimeout
 from gateway.values import Api
 
 _DEFAULT_RETRY_AFTER_S: Final = 1.0
@@ -61,7 +61,10 @@ def stream_error(api: Api, error: GatewayError, *, mid_event: bool) -> bytes:
     if api is Api.MESSAGES:
         return opening + b"event: error\ndata: " + msgspec.json.encode(_body(api, error)) + b"\n\n"
     if api is Api.RESPONSES:
-        event = {"type": "error", "code": error.code, "message": _text(error), "param": error.param}
+        event: dict[str, object] = {"type": "error", "code": error.code, "message": _text(error)}
+        event |= {"param": error.param, "sequence_number": 0} | _body(
+            api, error
+        )  # OpenAI's SDKs raise only where `error` is
         return opening + b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
     return opening + b"data: " + msgspec.json.encode(_body(api, error)) + b"\n\n"
 
@@ -82,8 +85,8 @@ def _text(error: GatewayError) -> str:
 def _may_retry(error: GatewayError) -> bool:
     """Whether the same request, sent again by the SDK, could succeed.
 
-    A backend that failed us has already cost other backends a try; a refusal for load may pass.
+    After a timeout it would only hold another backend for as long; a refusal for load may pass.
     """
-    if isinstance(error, UpstreamError):
-        return error.is_retryable
+    if isinstance(error, UpstreamTimeout):
+        return False
     return error.status not in (400, 401, 403, 404, 405, 409, 413, 415, 431)

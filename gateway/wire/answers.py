@@ -1,0 +1,153 @@
+"""What the JSON of an answer says about the request: usage, why it ended, its id.
+
+One lenient Struct per dialect serves whole answers and stream events alike. Invariant: never fails and never
+changes a byte; what an engine reports in an unexpected type counts as not reported. Knows nothing of
+streams (`sse` does) or of what is done with the numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.values import Api, Usage
+from gateway.wire.usage import WireUsage, merge_usage
+
+_NO_RAW: Final = Raw(b"")
+
+
+class ChatAnswer(msgspec.Struct, gc=False):
+    """Chat, completions and everything shaped alike; also one chunk of their streams."""
+
+    id: str | None = None
+    choices: list[Choice] | None = None
+    usage: WireUsage | None = None
+    error: Raw = _NO_RAW
+
+
+class Choice(msgspec.Struct, gc=False):
+    delta: Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class Delta(msgspec.Struct, gc=False):
+    content: Raw = _NO_RAW
+    reasoning_content: Raw = _NO_RAW
+    reasoning: Raw = _NO_RAW
+    refusal: Raw = _NO_RAW
+    tool_calls: Raw = _NO_RAW
+
+
+class AnthropicAnswer(msgspec.Struct, gc=False):
+    """A message, or one event of its stream."""
+
+    type: str = ""
+    id: str | None = None
+    stop_reason: str | None = None
+    usage: WireUsage | None = None
+    message: AnthropicAnswer | None = None  # of `message_start`
+    delta: AnthropicDelta | None = None
+
+
+class AnthropicDelta(msgspec.Struct, gc=False):
+    stop_reason: str | None = None
+
+
+class ResponsesAnswer(msgspec.Struct, gc=False):
+    """A response, or one event of its stream."""
+
+    type: str = ""
+    id: str | None = None
+    status: str | None = None
+    usage: WireUsage | None = None
+    response: ResponsesAnswer | None = None
+
+
+class GenerateAnswer(msgspec.Struct, gc=False):
+    """SGLang's native API; in streams each event repeats the counts so far."""
+
+    text: str | None = None
+    meta_info: GenerateInfo | None = None
+    error: Raw = _NO_RAW
+
+
+class FinishReason(msgspec.Struct, gc=False):
+    type: str | None = None
+
+
+class GenerateInfo(msgspec.Struct, gc=False):
+    id: str | None = None
+    finish_reason: FinishReason | str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    @property
+    def reason(self) -> str | None:
+        found = self.finish_reason
+        return found.type if isinstance(found, FinishReason) else found
+
+    @property
+    def usage(self) -> WireUsage:
+        return WireUsage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+CHAT_DECODER: Final = msgspec.json.Decoder(ChatAnswer)
+ANTHROPIC_DECODER: Final = msgspec.json.Decoder(AnthropicAnswer)
+RESPONSES_DECODER: Final = msgspec.json.Decoder(ResponsesAnswer)
+GENERATE_DECODER: Final = msgspec.json.Decoder(GenerateAnswer)
+
+Observed = tuple[Usage, str | None, str | None]
+
+
+def observe_json(api: Api, body: bytes) -> Observed:
+    """Return (usage, finish reason, id) of a whole JSON answer; all unknown where it is not understood."""
+    try:
+        if api is Api.MESSAGES:
+            return _of_message(ANTHROPIC_DECODER.decode(body))
+        if api is Api.RESPONSES:
+            return _of_response(RESPONSES_DECODER.decode(body))
+        if api is Api.GENERATE:
+            return _of_generate(GENERATE_DECODER.decode(body))
+        return _of_chat(CHAT_DECODER.decode(body))
+    except (msgspec.DecodeError, RecursionError):
+        return Usage(), None, None
+
+
+def finish_reason_of(answer: ChatAnswer) -> str | None:
+    """Return the reason of the first choice that has one."""
+    for choice in answer.choices or ():
+        if choice.finish_reason is not None:
+            return choice.finish_reason
+    return None
+
+
+def _of_chat(answer: ChatAnswer) -> Observed:
+    return _usage(answer.usage), finish_reason_of(answer), answer.id
+
+
+def _of_message(answer: AnthropicAnswer) -> Observed:
+    # count_tokens answers `{"input_tokens": n}` without a usage object: it made nothing, so it says nothing
+    return _usage(answer.usage), answer.stop_reason, answer.id
+
+
+def _of_response(answer: ResponsesAnswer) -> Observed:
+    return _usage(answer.usage), answer.status, answer.id
+
+
+def _of_generate(answer: GenerateAnswer) -> Observed:
+    info = answer.meta_info
+    if info is None:
+        return Usage(), None, None
+    return _usage(info.usage), info.reason, info.id
+
+
+def _usage(said: WireUsage | None) -> Usage:
+    return Usage() if said is None else merge_usage(Usage(), said)

@@ -1,0 +1,53 @@
+"""How engines report tokens, and the one `Usage` that all their words become.
+
+OpenAI counts cached tokens inside `prompt_tokens`; Anthropic reports them beside `input_tokens`, so there the
+three parts are added up. `None` means that the engine did not say; 0 is a statement. Knows no transport.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.values import Usage
+
+
+class Details(msgspec.Struct, gc=False):
+    """`prompt_tokens_details` and `input_tokens_details`."""
+
+    cached_tokens: int | None = None
+
+
+class WireUsage(msgspec.Struct, gc=False):
+    """A usage object in any dialect."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: Details | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    cached_tokens: int | None = None  # SGLang's `meta_info`
+
+
+def merge_usage(known: Usage, said: WireUsage) -> Usage:
+    """Return `known` with everything that `said` knows better: later events carry later counts."""
+    prompt_tokens = said.prompt_tokens
+    if prompt_tokens is None and said.input_tokens is not None:
+        prompt_tokens = said.input_tokens
+        prompt_tokens += (said.cache_read_input_tokens or 0) + (said.cache_creation_input_tokens or 0)
+    completion_tokens = said.output_tokens if said.completion_tokens is None else said.completion_tokens
+    cached_tokens = _cached(said)
+    return Usage(
+        prompt_tokens=known.prompt_tokens if prompt_tokens is None else prompt_tokens,
+        completion_tokens=known.completion_tokens if completion_tokens is None else completion_tokens,
+        cached_tokens=known.cached_tokens if cached_tokens is None else cached_tokens,
+    )
+
+
+def _cached(said: WireUsage) -> int | None:
+    for details in (said.prompt_tokens_details, said.input_tokens_details):
+        if details is not None and details.cached_tokens is not None:
+            return details.cached_tokens
+    return said.cached_tokens if said.cache_read_input_tokens is None else said.cache_read_input_tokens
