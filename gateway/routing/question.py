@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gateway.routing.calibration import PrefillModel
 from gateway.routing.load import LoadTable
+from gateway.routing.reservation import Reservation
 from gateway.routing.roster import Roster
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex
@@ -44,7 +45,8 @@ class Question:
         self.prompt_tokens = prompt_tokens
         self.tokens_per_byte = tokens_per_byte
         self.home = home  # slot where the session may stay, or None
-        self.slots = slots  # where it may go; holds the home only if the home takes new sessions
+        # where it may go, never empty; holds the home if that takes new sessions, or if nobody else does
+        self.slots = slots if slots or home is None else (home,)
         self.shares = shares  # effective weights, None: all 1
         self.now_s = now_s
 
@@ -76,13 +78,43 @@ class Policy(Protocol):
 
     `rank` changes nothing and depends on nothing but its argument, the surroundings and what the
     `on_` events told; it returns at least one candidate, best first, all from the question's slots
-    or its home. The events are called by the router at each reservation, release and fleet change.
+    or its home. The router calls the events: once each per reservation, in this order; `on_forget`
+    when a backend's cache is lost or the backend has left, its reservations with it.
     """
 
     name: str
 
     def rank(self, question: Question) -> Sequence[Candidate]: ...
 
-    def on_reserve(self, facts: RequestFacts, chain: Chain, slot: int, prompt_tokens: float) -> None: ...
+    def on_reserve(self, reservation: Reservation) -> None: ...
 
-    def on_forget(self, slot: int) -> None: ...
+    def on_first_token(self, reservation: Reservation) -> None: ...
+
+    def on_release(self, reservation: Reservation) -> None: ...
+
+    def on_forget(self, slot: int, *, has_left: bool) -> None: ...
+
+
+class EventlessPolicy:
+    """For policies that keep no state of their own: all events are ignored."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._around = surroundings
+
+    def on_reserve(self, reservation: Reservation) -> None:
+        """Ignored."""
+
+    def on_first_token(self, reservation: Reservation) -> None:
+        """Ignored."""
+
+    def on_release(self, reservation: Reservation) -> None:
+        """Ignored."""
+
+    def on_forget(self, slot: int, *, has_left: bool) -> None:
+        """Ignored."""
+
+    def _order(self, prices: dict[int, float], reason: str) -> list[Candidate]:
+        """Return the slots as candidates, least price first; equal ones by whose turn it is."""
+        backend_id, turn = self._around.roster.backend_id, self._around.load.turn
+        ordered = sorted(prices, key=lambda slot: (prices[slot], turn[slot], slot))
+        return [Candidate(backend_id=backend_id(s), price=prices[s], reason=reason) for s in ordered]

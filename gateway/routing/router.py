@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from gateway.errors import NoBackend
 from gateway.routing.calibration import PrefillModel, TokenRatio
 from gateway.routing.load import LoadTable
-from gateway.routing.policies.homing import HomingPolicy
+from gateway.routing.policies.registry import make_policy
 from gateway.routing.question import Policy, Question, Surroundings
+from gateway.routing.reservation import Reservation
 from gateway.routing.roster import Pool, Roster
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.shadow import Chain, Shadow
+from gateway.routing.shadow import Chain, ContentIndex, Shadow
 from gateway.routing.traffic import Traffic
 from gateway.values import (
     Affinity,
@@ -38,47 +39,11 @@ from gateway.values import (
 _NO_SLOTS: frozenset[int] = frozenset()
 
 
-class Reservation:
-    """A request counted on a backend; hand it back to `first_token` and `release`."""
-
-    __slots__ = (
-        "backend_id",
-        "chain",
-        "expected_cached_tokens",
-        "facts",
-        "is_answered",
-        "is_released",
-        "life",
-        "prefill_s",
-        "prompt_tokens",
-        "sent_s",
-        "slot",
-        "ttft_s",
-        "wait_s",
-    )
-
-    def __init__(
-        self, facts: RequestFacts, backend_id: BackendId, slot: int, life: int, chain: Chain
-    ) -> None:
-        self.facts = facts
-        self.backend_id = backend_id
-        self.slot = slot
-        self.life = life  # which owner of the slot it was counted for
-        self.chain = chain
-        self.prompt_tokens = 0.0
-        self.expected_cached_tokens = 0
-        self.prefill_s = 0.0
-        self.wait_s = 0.0
-        self.sent_s = 0.0
-        self.ttft_s: float | None = None
-        self.is_answered = False
-        self.is_released = False
-
-
 class Router:
     """All placement state of one gateway process."""
 
-    def __init__(self, settings: RoutingSettings) -> None:
+    def __init__(self, settings: RoutingSettings, *, content: ContentIndex | None = None) -> None:
+        """`content` replaces the router's own shadow as the source of cache knowledge, by slot."""
         self.settings = settings
         self._roster = Roster(settings)
         self._load = LoadTable(settings)
@@ -90,9 +55,9 @@ class Router:
         self._trust: list[float] = []
         self._kv_usage: dict[int, float] = {}
         self._around = Surroundings(
-            settings, self._roster, self._load, self._costs, self._traffic, self._shadow
+            settings, self._roster, self._load, self._costs, self._traffic, content or self._shadow
         )
-        self._policy: Policy = HomingPolicy(self._around)
+        self._policy: Policy = make_policy(settings.policy, self._around)
 
     # -- the fleet -----------------------------------------------------------------------------
 
@@ -102,7 +67,7 @@ class Router:
         self._load.expire_foreign(now_s)
         for slot in change.removed:
             self._shadow.remove(slot)
-            self._policy.on_forget(slot)
+            self._policy.on_forget(slot, has_left=True)
             self._lives[slot] += 1
             self._kv_usage.pop(slot, None)
             self._load.open_slot(slot)
@@ -116,7 +81,7 @@ class Router:
             self._load.open_slot(slot)
         for slot in change.emptied:
             self._shadow.forget(slot)
-            self._policy.on_forget(slot)
+            self._policy.on_forget(slot, has_left=False)
         for slot in self._roster.slot_of.values():
             self._set_capacity(slot)
         self._welcome(change.admitted)
@@ -276,7 +241,7 @@ class Router:
                 reservation.prefill_s = candidate.prefill_s
                 break
         else:
-            cached = self._shadow.cached_bytes(slot, chain) * self._tokens.get(facts.model)
+            cached = self._around.content.cached_bytes(slot, chain) * self._tokens.get(facts.model)
             cached = min(cached, reservation.prompt_tokens - 1.0)
             reservation.expected_cached_tokens = int(cached)
             reservation.prefill_s = self._costs[slot].seconds(reservation.prompt_tokens - cached, cached)
@@ -286,7 +251,7 @@ class Router:
         self._traffic.add(now_s, reservation.prefill_s, written, regretted)
         share = self._share(slot, facts.model, now_s)
         self._load.send(slot, reservation.prefill_s, share, now_s)
-        self._policy.on_reserve(facts, chain, slot, reservation.prompt_tokens)
+        self._policy.on_reserve(reservation)
         return reservation
 
     def _share(self, slot: int, model: str | None, now_s: float) -> float:
@@ -302,6 +267,7 @@ class Router:
         reservation.ttft_s = now_s - reservation.sent_s
         if self._is_current(reservation):
             self._load.prefilled(reservation.slot, reservation.prefill_s)
+            self._policy.on_first_token(reservation)
 
     def release(self, reservation: Reservation, now_s: float, usage: Usage | None, completed: bool) -> None:
         """The request is over, however it ended. Exactly once. Changes load, shadow and calibration.
@@ -315,6 +281,7 @@ class Router:
         if not self._is_current(reservation):
             return  # its backend has left the fleet, and the counts with it
         self._load.done(reservation.slot)
+        self._policy.on_release(reservation)
         if not was_answered:
             reservation.ttft_s = None  # the whole time is not a time to first token
         if completed and usage is not None:
@@ -336,9 +303,12 @@ class Router:
         if usage.cached_tokens is None:
             return
         self._trust_shadow(slot, reservation.expected_cached_tokens, usage.cached_tokens)
-        if reservation.ttft_s is not None and reservation.wait_s <= reservation.prefill_s:
+        if reservation.ttft_s is not None:
             uncached = usage.prompt_tokens - usage.cached_tokens
-            self._costs[slot].observe(uncached, usage.cached_tokens, reservation.ttft_s - reservation.wait_s)
+            # of the whole time this request's own part is what its work is of all that was ahead
+            own_s = self._costs[slot].seconds(uncached, usage.cached_tokens)
+            part = own_s / (reservation.wait_s + own_s)
+            self._costs[slot].observe(uncached, usage.cached_tokens, reservation.ttft_s * part)
 
     def _trust_shadow(self, slot: int, expected: int, reported: int) -> None:
         """Believe in less of the cache where it held less than expected, and slowly in more."""

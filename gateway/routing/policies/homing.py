@@ -14,26 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from gateway.routing.question import Question, Surroundings
-from gateway.routing.shadow import Chain
-from gateway.values import Candidate, RequestFacts
+from gateway.routing.question import EventlessPolicy, Question
+from gateway.values import Candidate
 
 _EVALUATE_ALL = 12  # fleets up to this size are priced whole
 
 
-class HomingPolicy:
+class HomingPolicy(EventlessPolicy):
     """Session table, shadow content and priced moves."""
 
     name = "homing"
-
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._around = surroundings
-
-    def on_reserve(self, facts: RequestFacts, chain: Chain, slot: int, prompt_tokens: float) -> None:
-        """Keeps no state of its own."""
-
-    def on_forget(self, slot: int) -> None:
-        """Keeps no state of its own."""
 
     def rank(self, question: Question) -> list[Candidate]:
         around = self._around
@@ -43,7 +33,7 @@ class HomingPolicy:
         if question.home is not None:
             cached = around.content.cached_bytes(question.home, question.chain)
             home = self._price(question, question.home, cached, pressure, "home")
-            if home.price <= settings.stay_margin_s or not question.slots:
+            if home.price <= settings.stay_margin_s:
                 return [home]
         levels = around.content.levels(question.chain)
         open_slots = question.slots if home is not None else self._open_slots(question)

@@ -1,0 +1,196 @@
+"""Workloads for the simulator: more traffic out of one trace, closed-loop agent users, synthetic chats.
+
+Everything is a function of its arguments and a seed. Synthetic traces are our own; the shapes follow
+the traces study (its section 2) so that results can be compared with it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+from gateway.replay.trace import Row, Trace, Turn, build, link
+from gateway.values import Message
+
+_MASK = (1 << 62) - 1
+_ODD = 0x9E3779B97F4A7C15
+
+
+def _renamed(chain: tuple[Message, ...], copy: int, shared: frozenset[int]) -> tuple[Message, ...]:
+    """Give the private segments of a copy their own names; shared prompts stay shared."""
+    if copy == 0:
+        return chain
+    return tuple(
+        message
+        if message.chain_hash in shared
+        else Message(
+            chain_hash=(message.chain_hash * _ODD + copy) & _MASK | 1 << 62, num_bytes=message.num_bytes
+        )
+        for message in chain
+    )
+
+
+def superpose(trace: Trace, copies: int, *, seed: int = 1, jitter_s: float = 120.0) -> Trace:
+    """Play an open trace several times at once: private text renamed, each session shifted a little."""
+    chance = random.Random(seed)
+    width = max(turn.session for turn in trace.turns) + 1
+    turns: list[Turn] = []
+    for copy in range(copies):
+        shifts = [chance.uniform(-jitter_s, jitter_s) if copy else 0.0 for _ in range(width)]
+        turns.extend(
+            replace(
+                turn,
+                session=turn.session + copy * width,
+                at_s=max(0.0, turn.at_s + shifts[turn.session]),
+                chain=_renamed(turn.chain, copy, trace.shared),
+                followed_by=-1,
+            )
+            for turn in trace.turns
+        )
+    turns.sort(key=lambda turn: (turn.at_s, turn.session, turn.turn))
+    return link(replace(trace, turns=turns))
+
+
+def agents(
+    trace: Trace,
+    users: int,
+    seconds: float,
+    *,
+    seed: int = 1,
+    think_cap_s: float = 900.0,
+    max_context_tokens: int = 200_000,
+) -> Trace:
+    """Closed-loop users, each running agent sessions back to back with real think times.
+
+    The first session of a user is entered at a random turn, so that the fleet is in its steady state.
+    """
+    chance = random.Random(seed)
+    sessions: dict[int, list[Turn]] = {}
+    for turn in sorted(trace.turns, key=lambda item: (item.session, item.turn)):
+        sessions.setdefault(turn.session, []).append(turn)
+    pool = [rows for rows in sessions.values() if max(t.prompt_tokens for t in rows) <= max_context_tokens]
+    played: list[int] = [-1] * len(pool)
+    order: list[int] = []
+    turns: list[Turn] = []
+    next_session = 0
+    for _ in range(users):
+        clock, is_first = chance.uniform(0.0, 120.0), True
+        while clock < seconds:
+            if not order:
+                order = chance.sample(range(len(pool)), len(pool))
+            pick = order.pop()
+            played[pick] += 1
+            rows = pool[pick]
+            skip = chance.randrange(len(rows)) if is_first else 0
+            is_first = False
+            for number, turn in enumerate(rows[skip:]):
+                think_s = min(turn.think_s or 0.0, think_cap_s)
+                chain = _renamed(turn.chain, played[pick], trace.shared)
+                turns.append(
+                    replace(
+                        turn,
+                        session=next_session,
+                        turn=number,
+                        at_s=clock,
+                        think_s=think_s,
+                        chain=chain,
+                        follows=-1,
+                        followed_by=-1,
+                        answer_cached_tokens=0,
+                    )
+                )
+                clock += think_s + 0.015 * turn.answer_tokens + 1.0
+                if clock > seconds:
+                    break
+            next_session += 1
+            clock += 10.0
+    turns.sort(key=lambda item: (item.at_s, item.session, item.turn))
+    return link(replace(trace, name="agent", turns=turns, is_closed=True))
+
+
+def chat(
+    sessions: int,
+    seconds: float,
+    *,
+    seed: int = 1,
+    name: str = "chat",
+    num_prompts: int = 30,
+    zipf: float = 1.1,
+    block_tokens: int = 16,
+    prompt_tokens: tuple[int, int] = (200, 4000),
+    mean_turns: float = 5.0,
+    question_tokens: float = 50.0,
+) -> Trace:
+    """Chats over Zipf-distributed system prompts (or documents), geometric turns, log-normal lengths."""
+    chance = random.Random(seed)
+    weights = [1.0 / rank**zipf for rank in range(1, num_prompts + 1)]
+    next_block = 0
+    prompts: list[range] = []
+    for _ in range(num_prompts):
+        low, high = (math.log(bound) for bound in prompt_tokens)
+        count = int(math.exp(chance.uniform(low, high))) // block_tokens
+        prompts.append(range(next_block, next_block + count))
+        next_block += count
+    rows: list[Row] = []
+    picks = chance.choices(prompts, weights, k=sessions)
+    for session, prompt in enumerate(picks):
+        at_s = chance.uniform(0.0, seconds)
+        context, blocks = len(prompt) * block_tokens, list(prompt)
+        turn = 0
+        while True:
+            context += int(chance.lognormvariate(math.log(question_tokens), 0.8)) + 1
+            need = context // block_tokens - len(blocks)
+            blocks.extend(range(next_block, next_block + need))
+            next_block += max(0, need)
+            answer = int(min(2000.0, chance.lognormvariate(5.2, 0.7))) + 1
+            think_s = min(900.0, chance.lognormvariate(3.0, 1.0)) if turn else 0.0
+            rows.append(
+                Row(
+                    session=session,
+                    turn=turn,
+                    at_s=at_s,
+                    prompt_tokens=context,
+                    answer_tokens=answer,
+                    blocks=tuple(blocks),
+                    system_blocks=len(prompt),
+                    think_s=think_s,
+                )
+            )
+            context += answer
+            at_s += think_s + 4.0
+            turn += 1
+            if chance.random() < 1.0 / mean_turns:
+                break
+    return build(name, block_tokens, rows, is_closed=True)
+
+
+def documents(sessions: int, seconds: float, *, seed: int = 1) -> Trace:
+    """Questions about shared documents of 2K-40K tokens: sharing is between sessions, turns are few."""
+    return chat(
+        sessions,
+        seconds,
+        seed=seed,
+        name="documents",
+        num_prompts=max(8, sessions // 8),
+        zipf=0.7,
+        block_tokens=64,
+        prompt_tokens=(2000, 40_000),
+        mean_turns=1.6,
+        question_tokens=300.0,
+    )
+
+
+def apps(sessions: int, seconds: float, *, seed: int = 1) -> Trace:
+    """Many applications, few turns: 400 system prompts of 2K-8K tokens, one and a half turns."""
+    return chat(
+        sessions,
+        seconds,
+        seed=seed,
+        name="apps",
+        num_prompts=400,
+        zipf=0.8,
+        block_tokens=64,
+        prompt_tokens=(2000, 8000),
+        mean_turns=1.5,
+    )

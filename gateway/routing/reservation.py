@@ -1,0 +1,47 @@
+"""A request counted on a backend, from `Router.reserve` to `Router.release`.
+
+Mutable and slotted, not a frozen value: it is built on every request, and the router marks it as answered
+and released so that each is counted exactly once.
+"""
+
+from __future__ import annotations
+
+from gateway.routing.shadow import Chain
+from gateway.values import BackendId, RequestFacts
+
+
+class Reservation:
+    """A request counted on a backend; hand it back to `first_token` and `release`."""
+
+    __slots__ = (
+        "backend_id",
+        "chain",
+        "expected_cached_tokens",
+        "facts",
+        "is_answered",
+        "is_released",
+        "life",
+        "prefill_s",
+        "prompt_tokens",
+        "sent_s",
+        "slot",
+        "ttft_s",
+        "wait_s",
+    )
+
+    def __init__(
+        self, facts: RequestFacts, backend_id: BackendId, slot: int, life: int, chain: Chain
+    ) -> None:
+        self.facts = facts
+        self.backend_id = backend_id
+        self.slot = slot
+        self.life = life  # which owner of the slot it was counted for
+        self.chain = chain
+        self.prompt_tokens = 0.0
+        self.expected_cached_tokens = 0
+        self.prefill_s = 0.0
+        self.wait_s = 0.0
+        self.sent_s = 0.0
+        self.ttft_s: float | None = None
+        self.is_answered = False
+        self.is_released = False
