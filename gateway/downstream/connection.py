@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from aiohttp import HttpVersion11, web
 
@@ -114,9 +114,8 @@ class ClientConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        assert isinstance(transport, asyncio.WriteTransport)
         high = self._settings.write_buffer_bytes
-        transport.set_write_buffer_limits(high=high, low=high // 4)
+        cast(asyncio.Transport, transport).set_write_buffer_limits(high=high, low=high // 4)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._cancel_half_closed_timer()

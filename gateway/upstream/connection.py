@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 
@@ -168,8 +168,7 @@ class UpstreamConnection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type
         self._owner.on_connected(self)
 
     def data_received(self, data: bytes) -> None:
