@@ -78,6 +78,17 @@ class SseObserver:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
+        # The common case first: one whole event with nothing in it. (`find` and `count` are twice as fast
+        # as `in` for bytes.)
+        if (
+            self.has_first_token
+            and not self._pending
+            and data.find(b"\n\n") == len(data) - 2 > 0
+            and data.find(b"\r") < 0
+            and self._is_dull(data)
+        ):
+            self.num_events += 1
+            return
         if b"\n" not in data and b"\r" not in data:
             self._keep(data)
             return
@@ -87,19 +98,22 @@ class SseObserver:
             self._pending_bytes = 0
         if b"\r" in data:
             data = _with_line_feeds(data)
-        # data: [ blank lines | complete blocks | the event under way ]
-        #                                       ^ end
-        data = data.lstrip(b"\n")
+        # data: [ complete blocks | the event under way ]
+        #                         ^ end
         end = data.rfind(b"\n\n") + 2
         if end > 1:
-            block = data[:end]
+            self._take(data[:end])
             data = data[end:]
-            if self.has_first_token and b"\n\n\n" not in block and self._is_dull(block):
-                self.num_events += block.count(b"\n\n")
-            else:
-                self._look(block)
-            data = data.lstrip(b"\n")
-        self._keep(data)
+        self._keep(data.lstrip(b"\n"))
+
+    def _take(self, blocks: bytes) -> None:
+        """Take complete blocks; blank lines at the start belong to none."""
+        if blocks.startswith(b"\n") or b"\n\n\n" in blocks or not self.has_first_token:
+            self._look(blocks)
+        elif self._is_dull(blocks):
+            self.num_events += blocks.count(b"\n\n")
+        else:
+            self._look(blocks)
 
     def _keep(self, data: bytes) -> None:
         if not data:
@@ -231,25 +245,22 @@ def _is_dull_chat(block: bytes) -> bool:
     The two names may occur with null, in either spelling that engines use; any other spelling only means
     that the block is decoded.
     """
-    return (
-        b"error" not in block
-        and b"[DONE]" not in block
-        and _is_null_wherever(block, b'"usage"', b'"usage":null', b'"usage": null')
-        and _is_null_wherever(block, b'"finish_reason"', b'"finish_reason":null', b'"finish_reason": null')
-    )
-
-
-def _is_null_wherever(block: bytes, name: bytes, compact: bytes, spaced: bytes) -> bool:
-    num_names = block.count(name)
-    return num_names == 0 or num_names in (block.count(compact), block.count(spaced))
+    if block.count(b"error") or block.count(b"[DONE]"):
+        return False
+    if num_reasons := block.count(b'"finish_reason"'):
+        compact = block.count(b'"finish_reason":null')
+        if num_reasons != compact and num_reasons != block.count(b'"finish_reason": null'):
+            return False
+    num_usages = block.count(b'"usage"')
+    return not num_usages or num_usages in (block.count(b'"usage":null'), block.count(b'"usage": null'))
 
 
 def _is_dull_message(block: bytes) -> bool:
-    return b"message_" not in block and b"error" not in block
+    return not (block.count(b"message_") or block.count(b"error"))
 
 
 def _is_dull_response(block: bytes) -> bool:
-    return b'"response":' not in block and b'"response" :' not in block and b"error" not in block
+    return not (block.count(b'"response"') or block.count(b"error"))
 
 
 def _is_never_dull(_block: bytes) -> bool:
