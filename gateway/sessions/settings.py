@@ -74,10 +74,10 @@ class RedisSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     username: str | None = None
     """ACL user; without it, the default user."""
 
-    password_env: str = "HOMING_REDIS_PASSWORD"
+    password_env: str = "HOMING_REDIS_PASSWORD"  # noqa: S105 - a name, not a password
     """Environment variable that holds the password; empty or unset means none."""
 
-    sentinel_password_env: str = "HOMING_REDIS_SENTINEL_PASSWORD"
+    sentinel_password_env: str = "HOMING_REDIS_SENTINEL_PASSWORD"  # noqa: S105 - a name
     """Environment variable that holds the password of the Sentinels themselves."""
 
     tls: RedisTlsSettings = RedisTlsSettings()
@@ -88,8 +88,9 @@ class RedisSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     budget_ms: float = 50.0
     """All that one request may wait for Redis, over all its calls."""
 
-    connect_timeout_ms: float = 1000.0
-    """For connections opened in the background: TLS to a far server may take longer than the budget."""
+    socket_timeout_ms: float = 1000.0
+    """After which a command or a connection attempt itself is given up. Requests do not wait for it, the
+    budget is their limit; but a connection may take longer to open than the budget (TLS, far away)."""
 
     pool_size: int = 16
     """Most commands under way at once; more wait their turn, within the budget."""
@@ -116,7 +117,7 @@ class RedisSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def __post_init__(self) -> None:
         _require_positive(
             budget_ms=self.budget_ms,
-            connect_timeout_ms=self.connect_timeout_ms,
+            socket_timeout_ms=self.socket_timeout_ms,
             pool_size=self.pool_size,
             local_max_sessions=self.local_max_sessions,
             local_ttl_s=self.local_ttl_s,

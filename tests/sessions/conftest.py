@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
-from sessions.harness import TTL_S, Harness, ManualClock
+from fakes.redis_server import RedisProcess, redis_server
+from redis.asyncio import Redis
+from sessions.harness import (
+    TTL_S,
+    Harness,
+    ManualClock,
+    move_server_time,
+    started_redis_store,
+    until_live,
+)
 
 from gateway.sessions.memory import MemoryStore
+from gateway.sessions.settings import RedisSettings
 
 
-@pytest.fixture(params=["memory"])
-async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+@pytest.fixture(scope="session")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """One server for all tests that do not harm it."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+async def redis(shared_redis: RedisProcess) -> AsyncIterator[Redis]:
+    """A plain client to the shared server, emptied."""
+    async with Redis.from_url(shared_redis.url) as client:
+        await client.flushall()
+        yield client
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
+    """Each kind of store in turn."""
+    async with contextlib.AsyncExitStack() as stack:
+        if request.param == "memory":
+            yield await stack.enter_async_context(memory_harness())
+        else:
+            server: RedisProcess = request.getfixturevalue("shared_redis")
+            client = await stack.enter_async_context(Redis.from_url(server.url))
+            await client.flushall()
+            yield await stack.enter_async_context(redis_harness(RedisSettings(url=server.url), client))
+
+
+@contextlib.asynccontextmanager
+async def memory_harness() -> AsyncIterator[Harness]:
+    """The memory store on a manual clock."""
     clock = ManualClock()
     store = MemoryStore(ttl_s=TTL_S, max_sessions=50, clock=clock)
 
@@ -24,3 +65,17 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     await store.start()
     yield Harness(store=store, settle=settle, advance=advance)
     await store.close()
+
+
+@contextlib.asynccontextmanager
+async def redis_harness(settings: RedisSettings, client: Redis) -> AsyncIterator[Harness]:
+    """The Redis store on a manual clock; the server's time is moved by rewriting what it keeps."""
+    clock = ManualClock()
+    async with started_redis_store(settings, ttl_s=TTL_S, clock=clock) as store:
+        await until_live(store)
+
+        async def advance(seconds: float) -> None:
+            clock.now_s += seconds
+            await move_server_time(client, seconds)
+
+        yield Harness(store=store, settle=store.flush, advance=advance)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
+from redis.asyncio import Redis
+
+from gateway.sessions.redis_store import RedisStore
+from gateway.sessions.settings import RedisSettings
 from gateway.sessions.store import SessionStore
+
+TTL_S = 100.0
 
 
 class ManualClock:
@@ -20,7 +30,7 @@ class ManualClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """A started store with `ttl_s` = 100 and room for at least 50 sessions.
+    """A started store with `ttl_s` = TTL_S and room for at least 50 sessions.
 
     `settle` waits until all that the store does in the background is done; `advance` lets seconds pass,
     for the store and for its server.
@@ -31,4 +41,36 @@ class Harness:
     advance: Callable[[float], Awaitable[None]]
 
 
-TTL_S = 100.0
+@contextlib.asynccontextmanager
+async def started_redis_store(settings: RedisSettings, **options: Any) -> AsyncIterator[RedisStore]:
+    """A Redis store, started and closed again."""
+    store = RedisStore(settings, environ={}, **options)
+    await store.start()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def until(condition: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
+    """Wait for something that another process or task brings about."""
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {limit_s} s: {what}"
+        await asyncio.sleep(0.005)
+
+
+async def until_live(store: RedisStore) -> None:
+    """Wait until the store hears what others do."""
+    await until(lambda: store.stats().is_invalidation_live, "the invalidation channel is live")
+
+
+async def move_server_time(client: Redis, seconds: float) -> None:
+    """Make everything that lives in Redis `seconds` older: a server's clock cannot be set."""
+    async for key in client.scan_iter(match="*:s:*"):
+        rest_ms = await client.pttl(key) - round(seconds * 1000)
+        # What a request does takes a millisecond of real time too: at the very end counts as over.
+        await client.pexpire(key, max(rest_ms, 0))
+    async for key in client.scan_iter(match="*:b:*"):
+        for member in await client.zrange(key, 0, -1):
+            await client.zincrby(key, -round(seconds * 1000), member)

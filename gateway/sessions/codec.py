@@ -1,0 +1,38 @@
+"""What a session's value in Redis looks like, and the check that it does.
+
+Only the Lua scripts write values; this reads them. Whatever does not fit is absent: Redis may be shared,
+restored from a backup or written by another version. The name of a backend is checked for its form here
+and for its existence by whoever looks it up in the fleet; no address is ever read from Redis.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.sessions.records import Record
+from gateway.values import BackendId
+
+MAX_VALUE_BYTES = 140
+_VALUE = re.compile(rb"1 (\d+) (\d+) (\d+) (\d+) ([A-Za-z0-9._-]{1,64})", re.ASCII)
+_BACKEND_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+
+def decode_reply(reply: object, now_s: float) -> Record | None:
+    """A script's `{value, ttl_ms}` as a record expiring on the caller's clock; `None` if it is none."""
+    match reply:
+        case [bytes() as value, int() as ttl_ms] if len(value) <= MAX_VALUE_BYTES and ttl_ms >= 0:
+            fields = _VALUE.fullmatch(value)
+        case _:
+            return None
+    if fields is None:
+        return None
+    version, epoch, context_tokens, num_turns = (int(fields[group]) for group in range(1, 5))
+    backend_id = BackendId(fields[5].decode("ascii"))
+    return Record(backend_id, epoch, version, now_s + ttl_ms / 1000, context_tokens, num_turns)
+
+
+def is_storable(backend_id: BackendId, epoch: int, context_tokens: int) -> bool:
+    """Whether this home can be written so that it will be read again."""
+    return (
+        _BACKEND_ID.fullmatch(backend_id) is not None and 0 <= epoch < 10**18 and 0 <= context_tokens < 10**12
+    )

@@ -1,0 +1,27 @@
+"""The session store and the load board that the configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gateway.sessions.load_board import LoadBoard, MemoryLoadBoard, RedisLoadBoard
+from gateway.sessions.memory import MemoryStore
+from gateway.sessions.redis_store import RedisStore
+from gateway.sessions.settings import SessionsSettings
+from gateway.sessions.store import SessionStore
+
+
+def open_store(
+    settings: SessionsSettings, *, clock: Callable[[], float], environ: Mapping[str, str]
+) -> SessionStore:
+    """Make the store; `start` opens its connections."""
+    if settings.store == "redis":
+        return RedisStore(settings.redis, ttl_s=settings.ttl_s, clock=clock, environ=environ)
+    return MemoryStore(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions, clock=clock)
+
+
+def open_load_board(store: SessionStore, *, clock: Callable[[], float]) -> LoadBoard:
+    """The board that goes with this store; it uses the store's connections and lives as long."""
+    if isinstance(store, RedisStore):
+        return RedisLoadBoard(store.link, clock=clock)
+    return MemoryLoadBoard()

@@ -1,0 +1,136 @@
+"""Building redis-py clients: one server, behind Sentinels, or a Cluster; TLS and ACL users in each.
+
+What is set here and why:
+
+* no retries: redis-py's defaults make a refused connection cost 4 s and a silent server 5 s per command;
+* RESP2 and no CLIENT SETINFO: one round trip less for each new connection, and no push handlers;
+* socket timeouts longer than a request's budget. A request that gives up leaves its command running (see
+  `redis_link.py`), so the socket's timeout only ends what hangs;
+* room for more connections than commands can be under way. redis-py's Sentinel and Cluster pools raise at
+  once when they are full, and its blocking pool exists for one server only, so the bound that waits is our
+  own gate in `redis_link.py`, the same for all three.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from gateway.sessions.settings import RedisSettings, parse_address
+
+
+class CommandClient(Protocol):
+    """What we use of a redis-py client, whichever kind it is."""
+
+    async def execute_command(self, *args: Any) -> Any: ...
+
+    async def aclose(self) -> None: ...
+
+
+class RedisClients:
+    """Makes the client for commands and, one at a time, clients for subscribing."""
+
+    def __init__(self, settings: RedisSettings, environ: Mapping[str, str] = os.environ) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._sentinel: Any = None
+        self._cluster: Any = None
+
+    @property
+    def is_cluster(self) -> bool:
+        return bool(self._settings.cluster_nodes)
+
+    def open(self) -> CommandClient:
+        """The client for commands. Opens no connection yet."""
+        settings = self._settings
+        options = self._connection_options()
+        client: Any
+        if settings.cluster_nodes:
+            nodes = [ClusterNode(host, port) for host, port in map(parse_address, settings.cluster_nodes)]
+            # One retry here is not a second try of a slow command: it is how the client follows a fail-over.
+            retry = Retry(NoBackoff(), 1)
+            options.pop("retry")
+            client = RedisCluster(startup_nodes=nodes, retry=retry, **options, **self._tls_options())
+            self._cluster = client
+        elif settings.sentinels:
+            make_sentinel: Any = Sentinel  # untyped in redis-py
+            self._sentinel = make_sentinel(
+                [parse_address(address) for address in settings.sentinels],
+                sentinel_kwargs=self._sentinel_options(),
+                db=settings.database,
+                **options,
+                **self._tls_options(),
+            )
+            client = self._sentinel.master_for(settings.sentinel_service)
+        else:
+            client = self._open_url(options)
+        return client  # type: ignore[no-any-return]  # redis-py's classes fit the Protocol loosely
+
+    def open_subscriber(self) -> Redis:
+        """A client of its own for one subscription: a plain one, to any node of a Cluster (which passes
+        messages on to all), to the present master behind Sentinels."""
+        options = self._connection_options()
+        options["max_connections"] = 1
+        if self._cluster is not None:
+            node = self._cluster.get_random_node()
+            return Redis(host=node.host, port=node.port, **options, **self._tls_options())
+        if self._sentinel is not None:
+            return self._sentinel.master_for(self._settings.sentinel_service)  # type: ignore[no-any-return]
+        return self._open_url(options)
+
+    async def aclose(self) -> None:
+        if self._sentinel is not None:
+            await self._sentinel.aclose()
+
+    def _open_url(self, options: dict[str, Any]) -> Redis:
+        url = self._settings.resolved_url(self._environ).reveal()
+        if self._settings.tls.enabled and url.startswith("redis://"):
+            url = "rediss://" + url.removeprefix("redis://")
+        if url.startswith("rediss://"):
+            options |= self._tls_options(is_url=True)
+        return Redis.from_url(url, **options)
+
+    def _connection_options(self) -> dict[str, Any]:
+        settings = self._settings
+        password = settings.password(self._environ)
+        options: dict[str, Any] = {
+            "socket_timeout": settings.socket_timeout_ms / 1000,
+            "socket_connect_timeout": settings.socket_timeout_ms / 1000,
+            "socket_keepalive": True,
+            "retry": Retry(NoBackoff(), 0),
+            "max_connections": 2 * settings.pool_size,
+            "protocol": 2,
+            "driver_info": None,
+        }
+        if settings.username is not None:
+            options["username"] = settings.username
+        if password:
+            options["password"] = password.reveal()
+        return options
+
+    def _sentinel_options(self) -> dict[str, Any]:
+        options = {**self._connection_options(), **self._tls_options()}
+        options.pop("username", None)
+        options.pop("password", None)
+        password = self._settings.sentinel_password(self._environ)
+        if password:
+            options["password"] = password.reveal()
+        return options
+
+    def _tls_options(self, *, is_url: bool = False) -> dict[str, Any]:
+        tls = self._settings.tls
+        if not (tls.enabled or is_url):
+            return {}
+        options: dict[str, Any] = {
+            "ssl_ca_certs": tls.ca_file,
+            "ssl_certfile": tls.cert_file,
+            "ssl_keyfile": tls.key_file,
+            "ssl_check_hostname": tls.check_hostname,
+        }
+        return options if is_url else {"ssl": True, **options}

@@ -1,0 +1,327 @@
+"""The session store shared by all replicas, in Redis, with a local cache in front.
+
+What a request pays:
+
+* a turn of a session that this replica knows: no round trip; its renewal is sent later, with many others;
+* the first turn here, or after the cached copy lost its trust: one round trip (`read`);
+* a new session or a move: one more, and that one decides between replicas (`claim`, `rebind`);
+* nothing beyond its budget in all; nothing at all while the breaker is open.
+
+Redis away: cached bindings go on being used as long as they live, claims and moves answer `None` and the
+caller places by the ring, on which all replicas agree. It comes back by itself.
+
+Who may do what lies in the Lua scripts, not here: each is one atomic step on one shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from gateway.sessions.codec import decode_reply, is_storable
+from gateway.sessions.invalidation import InvalidationChannel
+from gateway.sessions.local_cache import LocalCache
+from gateway.sessions.lua import load_script
+from gateway.sessions.records import Record, as_binding
+from gateway.sessions.redis_link import RedisLink, Unavailable
+from gateway.sessions.redis_listing import RedisListing
+from gateway.sessions.renewals import PendingRenewals, Renewal
+from gateway.sessions.settings import RedisSettings
+from gateway.sessions.store import BreakerState, Listing, StoreStats
+from gateway.values import BackendId, Binding, SessionKey
+
+logger = logging.getLogger(__name__)
+
+RENEWALS_PER_CALL = 100  # about 1 ms of the server's time
+
+
+class RedisStore:
+    """`SessionStore` shared through Redis; see the module."""
+
+    def __init__(
+        self,
+        settings: RedisSettings,
+        *,
+        ttl_s: float = 3600.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._settings = settings
+        self._ttl_s = ttl_s
+        self._ttl_ms = max(1, round(ttl_s * 1000))
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._wall_offset_s = wall_clock() - clock()
+        self.link = RedisLink(settings, clock=clock, environ=environ)
+        self._layout = self.link.layout
+        self._local = LocalCache(max_entries=settings.local_max_sessions, trust_s=settings.local_ttl_s)
+        self._pending = PendingRenewals(settings.max_pending_renewals)
+        self._channel = InvalidationChannel(
+            self.link,
+            replica=uuid.uuid4().hex,
+            interval_s=settings.heartbeat_interval_ms / 1000,
+            on_move=self._local.drop_below,
+            clock=clock,
+        )
+        self._listing = RedisListing(self.link, wall_clock)
+        self._read = load_script("read")
+        self._claim = load_script("claim")
+        self._rebind = load_script("rebind")
+        self._renew = load_script("renew")
+        self._end = load_script("end")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._num_hits = 0
+        self._num_misses = 0
+        self._is_refused = False
+
+    async def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._channel.run(self._set_trust), name="session-channel"),
+            asyncio.create_task(self._flush_for_ever(), name="session-renewals"),
+            asyncio.create_task(self._probe_for_ever(), name="session-probe"),
+        ]
+
+    async def close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self.flush()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await self.link.close()
+
+    def deadline(self) -> float:
+        return self._clock() + self.link.budget_s
+
+    async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
+        now_s = self._clock()
+        entry = self._local.find(key, now_s)
+        if entry is not None and self._local.is_trusted(entry, now_s):
+            self._num_hits += 1
+            return as_binding(entry, entry.expires_at_s + self._wall_offset_s)
+        self._num_misses += 1
+        shard = self._layout.shard_of(key)
+
+        async def read() -> Record | None:
+            keys = [self._layout.session(shard, key)]
+            return self._remember(key, await self.link.run(self._read, keys, []), now_s)
+
+        try:
+            return self._shown(await self.link.ask(shard, read, self._limit(deadline_s)))
+        except Unavailable:
+            return self._shown(entry)
+
+    async def claim(
+        self,
+        key: SessionKey,
+        backend_id: BackendId,
+        epoch: int,
+        context_tokens: int = 0,
+        deadline_s: float | None = None,
+    ) -> Binding | None:
+        if not is_storable(backend_id, epoch, context_tokens):
+            return None
+        shard = self._layout.shard_of(key)
+        arguments = [backend_id, epoch, context_tokens, self._ttl_ms, key]
+
+        async def claim() -> Record | None:
+            return self._remember(
+                key, await self.link.run(self._claim, self._keys(shard, key), arguments), sent_at_s
+            )
+
+        sent_at_s = self._clock()
+        return await self._write(shard, claim, deadline_s)
+
+    async def renew(self, key: SessionKey, binding: Binding, *, context_tokens: int, num_turns: int) -> None:
+        self._local.renew(
+            key,
+            binding.version,
+            expires_at_s=self._clock() + self._ttl_s,
+            context_tokens=context_tokens,
+            num_turns=num_turns,
+        )
+        self._pending.add(key, Renewal(binding.version, context_tokens, num_turns))
+
+    async def rebind(
+        self,
+        key: SessionKey,
+        expected_version: int,
+        backend_id: BackendId,
+        epoch: int,
+        context_tokens: int = 0,
+        deadline_s: float | None = None,
+    ) -> Binding | None:
+        if not is_storable(backend_id, epoch, context_tokens):
+            return None
+        shard = self._layout.shard_of(key)
+        arguments = [
+            backend_id,
+            epoch,
+            context_tokens,
+            self._ttl_ms,
+            key,
+            expected_version,
+            self._layout.moves_channel,
+        ]
+
+        async def rebind() -> Record | None:
+            return self._remember(
+                key, await self.link.run(self._rebind, self._keys(shard, key), arguments), sent_at_s
+            )
+
+        sent_at_s = self._clock()
+        return await self._write(shard, rebind, deadline_s)
+
+    async def end(self, key: SessionKey) -> bool:
+        shard = self._layout.shard_of(key)
+        self._local.drop(key)
+        self._pending.discard(key)
+        keys = self._keys(shard, key)[:2]
+
+        async def end() -> object:
+            return await self.link.run(self._end, keys, [key, self._layout.moves_channel])
+
+        try:
+            return await self.link.ask(shard, end, self.deadline()) == 1
+        except Unavailable:
+            return False
+
+    async def list_by_backend(
+        self, backend_id: BackendId, *, cursor: str | None = None, limit: int = 100
+    ) -> Listing:
+        deadline_s = self._clock() + self.link.patience_s
+        try:
+            return await self._listing.page(backend_id, cursor, limit, deadline_s)
+        except Unavailable:
+            return [], None
+
+    async def count_by_backend(self) -> dict[BackendId, int]:
+        try:
+            return await self._listing.counts(self._clock() + self.link.patience_s)
+        except Unavailable:
+            return {}
+
+    def stats(self) -> StoreStats:
+        is_live = self._channel.live_since_s is not None
+        breaker = self.link.breaker_state
+        return StoreStats(
+            kind="redis",
+            num_sessions=len(self._local),
+            is_degraded=self._is_refused or not is_live or breaker is not BreakerState.CLOSED,
+            breaker=breaker,
+            num_local_hits=self._num_hits,
+            num_local_misses=self._num_misses,
+            num_evictions=self._local.num_evictions,
+            num_pending_renewals=len(self._pending),
+            num_dropped_renewals=self._pending.num_dropped,
+            num_invalidations=self._channel.num_moves_heard,
+            is_invalidation_live=is_live,
+            num_calls=self.link.num_calls,
+            call_seconds_total=self.link.call_seconds_total,
+            errors=dict(self.link.errors),
+        )
+
+    async def flush(self) -> None:
+        """Send the renewals that wait now; those that cannot be sent go on waiting."""
+        by_shard: dict[int, list[tuple[SessionKey, Renewal]]] = {}
+        for key, renewal in self._pending.take():
+            by_shard.setdefault(self._layout.shard_of(key), []).append((key, renewal))
+        unsent: list[tuple[SessionKey, Renewal]] = []
+        try:
+            for shard, renewals in by_shard.items():
+                for start in range(0, len(renewals), RENEWALS_PER_CALL):
+                    batch = renewals[start : start + RENEWALS_PER_CALL]
+                    if self.link.is_open(shard) or not await self._send(shard, batch):
+                        unsent.extend(batch)
+        finally:
+            self._pending.put_back(unsent)
+
+    # --- private ---------------------------------------------------------------------------------
+
+    def _limit(self, deadline_s: float | None) -> float:
+        return self.deadline() if deadline_s is None else deadline_s
+
+    def _keys(self, shard: int, key: SessionKey) -> list[str]:
+        layout = self._layout
+        return [layout.session(shard, key), layout.index_prefix(shard), layout.names(shard)]
+
+    def _shown(self, record: Record | None) -> Binding | None:
+        """What the caller sees: expiry as wall time, the clock that replicas share."""
+        return None if record is None else as_binding(record, record.expires_at_s + self._wall_offset_s)
+
+    def _remember(self, key: SessionKey, reply: object, sent_at_s: float) -> Record | None:
+        """Take in what a script says of a session: its home, or that it has none."""
+        record = decode_reply(reply, sent_at_s)
+        if record is not None:
+            return self._local.put(key, record, sent_at_s)
+        self._local.drop(key)
+        if reply != 0:
+            self.link.errors["odd_value"] += 1
+        return None
+
+    async def _write(
+        self,
+        shard: int,
+        operation: Callable[[], Coroutine[Any, Any, Record | None]],
+        deadline_s: float | None,
+    ) -> Binding | None:
+        try:
+            record = await self.link.ask(shard, operation, self._limit(deadline_s))
+        except Unavailable as failure:
+            if failure.kind == "refused":
+                self._is_refused = True
+            return None
+        self._is_refused = False
+        return self._shown(record)
+
+    async def _send(self, shard: int, batch: list[tuple[SessionKey, Renewal]]) -> bool:
+        """One call for many renewals. False if they should be sent again."""
+        keys = [self._layout.index_prefix(shard), self._layout.names(shard)]
+        arguments: list[Any] = [self._ttl_ms]
+        for key, renewal in batch:
+            keys.append(self._layout.session(shard, key))
+            arguments += (renewal.version, renewal.context_tokens, renewal.num_turns, key)
+        sent_at_s = self._clock()
+
+        async def send() -> object:
+            return await self.link.run(self._renew, keys, arguments)
+
+        try:
+            replies = await self.link.ask(shard, send, sent_at_s + self.link.patience_s)
+        except Unavailable:
+            return False
+        if not isinstance(replies, list) or len(replies) != len(batch):
+            self.link.errors["odd_value"] += 1
+            return True
+        for (key, renewal), reply in zip(batch, replies, strict=True):
+            if reply == 1:
+                self._local.confirm(key, renewal.version, sent_at_s)
+            else:
+                self._remember(key, reply, sent_at_s)
+        return True
+
+    def _set_trust(self, live_since_s: float | None) -> None:
+        self._local.trusted_since_s = float("inf") if live_since_s is None else live_since_s
+        logger.info("session_channel_changed", extra={"is_live": live_since_s is not None})
+
+    async def _flush_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.flush_interval_ms / 1000)
+            try:
+                await self.flush()
+            except Exception:  # supervisor: one failed flush must not end all later ones
+                logger.exception("session_flush_failed")
+
+    async def _probe_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_interval_ms / 1000)
+            self._wall_offset_s = self._wall_clock() - self._clock()  # wall time may be set while we run
+            await self.link.probe()

@@ -1,0 +1,68 @@
+-- Prepended to every script of this folder.
+--
+-- A session's value is text:   1 <version> <epoch> <context_tokens> <num_turns> <backend_id>
+-- Anything else, and a value without a time to live, counts as absent and may be overwritten: what lies in
+-- Redis is data to be checked. codec.py checks by the same rule; keep the two alike.
+--
+-- A script gets all keys of one shard, which share one hash tag. The index of a backend is the one key that
+-- is computed here (KEYS names its prefix), because the former home is known only after the value is read.
+
+local function server_time_us()
+  local now = redis.call('TIME')
+  return now[1] * 1000000 + now[2]
+end
+
+-- Whole numbers up to 2^53, without the exponent that tostring would write.
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+-- The binding that a session key holds, or nil. The second result is true if something odd lies there.
+local function held_binding(session)
+  local value = redis.pcall('GET', session)
+  if value == false then
+    return nil, false
+  end
+  if type(value) ~= 'string' or #value > 140 then
+    return nil, true
+  end
+  local version, epoch, context_tokens, num_turns, backend =
+    string.match(value, '^1 (%d+) (%d+) (%d+) (%d+) ([%w._-]+)$')
+  if not version then
+    return nil, true
+  end
+  local ttl_ms = redis.call('PTTL', session)
+  if ttl_ms < 0 then
+    return nil, true
+  end
+  return {
+    value = value, ttl_ms = ttl_ms, version = version, epoch = epoch,
+    context_tokens = context_tokens, num_turns = num_turns, backend = backend,
+  }, false
+end
+
+-- Writes a home and its place in the index of its backend, whose score is the time of expiry in ms. Drops a
+-- few expired entries of that index on the way. Returns the value written.
+local function write_home(session, index_prefix, names, member, home, ttl_ms, now_us)
+  local value = '1 ' .. home.version .. ' ' .. home.epoch .. ' ' .. home.context_tokens
+    .. ' ' .. home.num_turns .. ' ' .. home.backend
+  redis.call('SET', session, value, 'PX', ttl_ms)
+  local now_ms = math.floor(now_us / 1000)
+  local index = index_prefix .. home.backend
+  redis.call('ZADD', index, digits(now_ms + ttl_ms), member)
+  local expired = redis.call('ZRANGEBYSCORE', index, '-inf', digits(now_ms), 'LIMIT', 0, 4)
+  if #expired > 0 then
+    redis.call('ZREM', index, unpack(expired))
+  end
+  -- Index and names outlive their last session by a minute, then go by themselves.
+  redis.call('PEXPIRE', index, digits(ttl_ms + 60000))
+  redis.call('SADD', names, home.backend)
+  redis.call('PEXPIRE', names, digits(ttl_ms + 60000))
+  return value
+end
+
+-- Tells the other replicas that what they keep of this session below this version is void. A user whose ACL
+-- forbids the channel still gets its move; the others then learn of it when their copy is no longer trusted.
+local function announce(channel, version, member)
+  redis.pcall('PUBLISH', channel, version .. ' ' .. member)
+end
