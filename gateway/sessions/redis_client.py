@@ -14,6 +14,7 @@ What is set here and why:
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -78,8 +79,10 @@ class RedisClients:
         options = self._connection_options()
         options["max_connections"] = 1
         if self._cluster is not None:
-            node = self._cluster.get_random_node()
-            return Redis(host=node.host, port=node.port, **options, **self._tls_options())
+            # At random, so that a node that is down is not chosen for ever.
+            known = [(node.host, node.port) for node in self._cluster.get_nodes()]
+            host, port = random.choice(known or list(map(parse_address, self._settings.cluster_nodes)))
+            return Redis(host=host, port=port, **options, **self._tls_options())
         if self._sentinel is not None:
             return self._sentinel.master_for(self._settings.sentinel_service)  # type: ignore[no-any-return]
         return self._open_url(options)

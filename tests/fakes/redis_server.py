@@ -152,16 +152,12 @@ class SentinelSetup:
             lambda: b"master_link_status:up" in self.replica.ask("INFO", "replication"), "replica in sync"
         )
         self.sentinels = [self._add(self._start_sentinel(folder / f"sentinel{n}")) for n in range(3)]
-        wait_until(
-            lambda: all(
-                b"num-other-sentinels\r\n$1\r\n2" in s.ask("SENTINEL", "MASTERS") for s in self.sentinels
-            ),
-            "Sentinels know each other",
-        )
-        wait_until(
-            lambda: all(b"num-slaves\r\n$1\r\n1" in s.ask("SENTINEL", "MASTERS") for s in self.sentinels),
-            "Sentinels know the replica",
-        )
+        wait_until(lambda: self._all_sentinels_say("num-other-sentinels", 2), "Sentinels know each other")
+        wait_until(lambda: self._all_sentinels_say("num-slaves", 1), "Sentinels know the replica")
+
+    def _all_sentinels_say(self, name: str, value: int) -> bool:
+        fact = f"{name}\r\n$1\r\n{value}".encode()
+        return all(fact in sentinel.ask("SENTINEL", "MASTERS") for sentinel in self.sentinels)
 
     def _add(self, process: RedisProcess) -> RedisProcess:
         self.processes.append(process)
@@ -221,8 +217,10 @@ def redis_cluster(folder: Path) -> Iterator[ClusterSetup]:
             options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
             nodes.append(start_server(folder / f"node{number}", *options))
         subprocess.run(
-            ["redis-cli", "--cluster", "create", *(node.address for node in nodes)]
-            + ["--cluster-replicas", "1", "--cluster-yes"],
+            [
+                *("redis-cli", "--cluster", "create", *(node.address for node in nodes)),
+                *("--cluster-replicas", "1", "--cluster-yes"),
+            ],
             check=True,
             stdout=subprocess.DEVNULL,
             timeout=30,
