@@ -32,7 +32,7 @@ class BlockManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._enable_prefix_caching = enable_prefix_caching
-        self._block_bytes = block_size * TOKEN_BYTES
+        self.block_bytes = block_size * TOKEN_BYTES
         # Names that an admitted sequence will compute soon, with the number of sequences that will.
         self._awaited: dict[BlockHash, int] = {}
 
@@ -53,7 +53,7 @@ class BlockManager:
             sequence.namespace,
             sequence.block_hashes[:num_reusable],
             encode_tokens(sequence.token_ids[: num_reusable * self.block_size]),
-            self._block_bytes,
+            self.block_bytes,
         )
 
     def waits_for_another(self, sequence: Sequence, num_matched: int) -> bool:

@@ -11,6 +11,8 @@ import torch
 from engine_adapter.engine.scheduler import SchedulerConfig
 from paged_kv.layout import KVDtype
 
+MAX_MEAN_KL = 0.02  # nats per token; SmolLM2 in fp8 measures about 0.006
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _KV_DTYPE_OF = {
@@ -37,6 +39,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     num_draft_tokens: int = 0  # prompt-lookup speculation; 0 is off
     pin_budget_fraction: float = 0.5
+    pin_manifest_path: Path | None = None  # None: pins do not outlive the process
+    max_kv_mean_kl: float = MAX_MEAN_KL  # above it, layers of quantised KV fall back
     num_threads: int = 1  # two torch threads collapse when another process wants a core
     attention_backend: str = "torch"
     device: str = "cpu"
@@ -58,7 +62,7 @@ class EngineConfig:
 
     @property
     def storage_dtype(self) -> KVDtype:
-        return _KV_DTYPE_OF[self.torch_dtype] if self.kv_dtype == "auto" else KVDtype(self.kv_dtype)
+        return plain_kv_dtype(self.torch_dtype) if self.kv_dtype == "auto" else KVDtype(self.kv_dtype)
 
     @property
     def scheduler(self) -> SchedulerConfig:
@@ -69,6 +73,11 @@ class EngineConfig:
             max_num_waiting=self.max_num_waiting,
             num_draft_tokens=self.num_draft_tokens,
         )
+
+
+def plain_kv_dtype(dtype: torch.dtype) -> KVDtype:
+    """Return the storage type that keeps KV as it is computed."""
+    return _KV_DTYPE_OF[dtype]
 
 
 @functools.cache

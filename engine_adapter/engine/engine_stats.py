@@ -27,6 +27,7 @@ class EngineStats:
     num_collisions: int
     num_prompt_tokens: int
     num_generated_tokens: int
+    num_pins: int
 
     @property
     def kv_usage(self) -> float:
@@ -35,7 +36,12 @@ class EngineStats:
 
 
 def collect_stats(
-    scheduler: Scheduler, *, num_prompt_tokens: int, num_generated_tokens: int, bytes_per_token: int
+    scheduler: Scheduler,
+    *,
+    num_prompt_tokens: int,
+    num_generated_tokens: int,
+    bytes_per_token: int,
+    num_pins: int,
 ) -> EngineStats:
     """Read the gauges. Changes nothing."""
     blocks = scheduler.blocks
@@ -57,4 +63,5 @@ def collect_stats(
         num_collisions=blocks.prefix_cache.num_collisions,
         num_prompt_tokens=num_prompt_tokens,
         num_generated_tokens=num_generated_tokens,
+        num_pins=num_pins,
     )

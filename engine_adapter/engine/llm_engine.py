@@ -12,27 +12,40 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from engine_adapter.engine.block_hash import BlockHash, namespace_hash, root_hash
+from engine_adapter.engine.block_hash import BlockHash, namespace_hash
 from engine_adapter.engine.block_manager import BlockManager
+from engine_adapter.engine.engine_build import build_parts
 from engine_adapter.engine.engine_config import EngineConfig
 from engine_adapter.engine.engine_stats import EngineStats, collect_stats
-from engine_adapter.engine.kv_storage import KVStorage, block_bytes
+from engine_adapter.engine.explain import Explanation, explain_prompt
+from engine_adapter.engine.inventory import TagInventory
+from engine_adapter.engine.kv_selftest import Prompts
 from engine_adapter.engine.loader import LoadedModel, load_model
-from engine_adapter.engine.model import LlamaModel
 from engine_adapter.engine.model_runner import ModelRunner, SampledTokens
+from engine_adapter.engine.pin_service import PinService
+from engine_adapter.engine.pins import PinTable
+from engine_adapter.engine.prefix_cache import CachedBlock
 from engine_adapter.engine.sampling import SamplingState, TokenLogprobs
 from engine_adapter.engine.scheduler import ScheduledSequence, Scheduler
 from engine_adapter.engine.sequence import EngineRequest, FinishReason, Sequence, Timings
 from paged_kv.block_pool import BlockPool
-from paged_kv.layout import KVDtype
 
 logger = logging.getLogger(__name__)
+
+MAX_REMEMBERED_NAMESPACES = 256  # tenants that `explain` looks at when it searches the same tokens elsewhere
+
+
+class BlockObserver(Protocol):
+    def record(self, removed: list[CachedBlock], stored: list[CachedBlock]) -> None:
+        """Take note of one step's changes of the prefix cache, removals first. Must not block."""
 
 
 class RequestRefused(ValueError):
@@ -64,8 +77,15 @@ class LLMEngine:
         config: EngineConfig | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        selftest_prompts: Prompts | None = None,
+        observer: BlockObserver | None = None,
     ) -> None:
-        """Build an engine.
+        """Build an engine; pins of the manifest are asked for at once and computed by the first steps.
+
+        Args:
+            selftest_prompts: token ids on which quantised KV is measured; None: pseudo-random ones.
+            observer: is told which blocks the prefix cache gained and lost.
 
         Raises:
             ValueError: the settings contradict each other, or the KV memory holds no block.
@@ -74,41 +94,66 @@ class LLMEngine:
         """
         self.config = config or EngineConfig()
         torch.set_num_threads(self.config.num_threads)
+        parts = build_parts(loaded, self.config, selftest_prompts)
         self.model_config = loaded.config
-        self._clock = clock
-        self._model = LlamaModel(loaded.config, loaded.weights)
-        layer_dtypes = [self.config.storage_dtype] * loaded.config.num_hidden_layers
-        num_blocks = self._num_blocks(layer_dtypes)
-        self.storage = KVStorage(
-            loaded.config,
-            num_blocks=num_blocks,
-            block_size=self.config.block_size,
-            layer_dtypes=layer_dtypes,
-            backend=self.config.attention_backend,
-            device=self.config.device,
+        self.storage = parts.storage
+        self.root = parts.root
+        self.selftest = parts.selftest
+        self.num_blocks_unquantised = parts.num_blocks_unquantised
+        num_blocks = parts.storage.num_blocks
+        self.max_model_len = min(
+            self.config.max_model_len or loaded.config.max_position_embeddings,
+            num_blocks * self.config.block_size,
         )
-        self._runner = ModelRunner(self._model, self.storage)
+        self._clock = clock
+        self._runner = ModelRunner(parts.model, parts.storage)
         self.blocks = BlockManager(
             BlockPool(num_blocks),
             self.config.block_size,
             enable_prefix_caching=self.config.enable_prefix_caching,
         )
         self.scheduler = Scheduler(self.config.scheduler, self.blocks)
-        self.root = self._root_hash(loaded.fingerprint, layer_dtypes)
-        self.max_model_len = min(
-            self.config.max_model_len or loaded.config.max_position_embeddings,
-            num_blocks * self.config.block_size,
-        )
+        self.inventory = TagInventory(self.blocks.prefix_cache, self.config.block_size)
+        self.pins = self._make_pins(loaded.fingerprint, wall_clock)
+        self._observer = observer
         self._sequences: dict[str, Sequence] = {}
+        self._namespaces: OrderedDict[BlockHash, None] = OrderedDict()
         self._num_arrived = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
+        self.pins.restore()
+
+    def _make_pins(self, fingerprint: str, wall_clock: Callable[[], float]) -> PinService:
+        table = PinTable(
+            self.blocks,
+            budget_fraction=self.config.pin_budget_fraction if self.config.enable_prefix_caching else 0.0,
+            max_prefix_tokens=self.max_model_len - 1,
+            wall_clock=wall_clock,
+        )
+        return PinService(
+            table,
+            block_size=self.config.block_size,
+            fingerprint=fingerprint,
+            namespace=self.namespace,
+            submit=self.add_request,
+            abort=self.abort,
+            manifest_path=self.config.pin_manifest_path,
+            wall_clock=wall_clock,
+        )
 
     @classmethod
-    def from_path(cls, path: Path | str, config: EngineConfig | None = None) -> LLMEngine:
+    def from_path(
+        cls,
+        path: Path | str,
+        config: EngineConfig | None = None,
+        *,
+        selftest_prompts: Prompts | None = None,
+        observer: BlockObserver | None = None,
+    ) -> LLMEngine:
         """Load a checkpoint directory in the configured dtype and build an engine over it."""
         config = config or EngineConfig()
-        return cls(load_model(path, config.torch_dtype), config)
+        loaded = load_model(path, config.torch_dtype)
+        return cls(loaded, config, selftest_prompts=selftest_prompts, observer=observer)
 
     @property
     def has_work(self) -> bool:
@@ -134,6 +179,7 @@ class LLMEngine:
             token_ids=prompt,
             num_prompt_tokens=len(prompt),
         )
+        self._remember_namespace(sequence.namespace)
         self.scheduler.add(sequence)
         self._sequences[request.request_id] = sequence
         self._num_arrived += 1
@@ -141,16 +187,19 @@ class LLMEngine:
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it is and free all it holds. Returns whether it was known."""
-        sequence = self._sequences.pop(request_id, None)
+        sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
-        self.scheduler.finish(sequence, FinishReason.ABORT)
+        sequence.finish_reason = FinishReason.ABORT
+        self._retire(sequence)
         return True
 
     def step(self) -> list[StepOutput]:
         """Compute one step and return what it brought, also for requests that ended without a token."""
+        self.pins.expire()
         batch = self.scheduler.schedule(self._clock())
         outputs = [self._ended(sequence) for sequence in batch.finished]
+        stored: list[CachedBlock] = []
         if batch.scheduled:
             try:
                 sampled = self._runner.run(batch.scheduled)
@@ -158,8 +207,25 @@ class LLMEngine:
                 logger.exception("engine_step_failed")
                 outputs.extend(self._fail(batch.scheduled, error))
             else:
-                outputs.extend(self._postprocess(batch.scheduled, sampled))
-        return outputs
+                outputs.extend(self._postprocess(batch.scheduled, sampled, stored))
+        self._tell_observer(stored)
+        return [output for output in outputs if output is not None]
+
+    def tick(self) -> None:
+        """Do what must happen without work too: let pins expire. Call every few seconds when idle."""
+        self.pins.expire()
+
+    def clear_cache(self) -> int:
+        """Forget every cached block that neither a sequence nor a pin holds; returns their number."""
+        num_blocks = self.blocks.clear_cache()
+        self._tell_observer([])
+        return num_blocks
+
+    def explain(self, token_ids: list[int], cache_salt: str = "", adapter: str = "") -> Explanation:
+        """Say how much of a prompt is cached now and why not more. Changes nothing."""
+        return explain_prompt(
+            self.blocks, self.namespace(cache_salt, adapter), token_ids, tuple(self._namespaces)
+        )
 
     def stats(self) -> EngineStats:
         """Return gauges and counters of this moment. Changes nothing."""
@@ -168,11 +234,12 @@ class LLMEngine:
             num_prompt_tokens=self._num_prompt_tokens,
             num_generated_tokens=self._num_generated_tokens,
             bytes_per_token=self.storage.bytes_per_token,
+            num_pins=len(self.pins.table),
         )
 
     def verify(self) -> None:
         """Assert that every block is accounted for. O(blocks): for idle moments and tests."""
-        self.blocks.verify(list(self._sequences.values()))
+        self.blocks.verify(list(self._sequences.values()), self.pins.table.pinned_blocks)
 
     def namespace(self, cache_salt: str = "", adapter: str = "") -> BlockHash:
         """Return the root of the hash chains of one tenant."""
@@ -193,11 +260,17 @@ class LLMEngine:
             raise RequestRefused(f"request id {request.request_id!r} is in use")
 
     def _postprocess(
-        self, scheduled: list[ScheduledSequence], sampled: list[SampledTokens | None]
-    ) -> list[StepOutput]:
-        """Record progress, name what is full, append new tokens and end what is done."""
+        self,
+        scheduled: list[ScheduledSequence],
+        sampled: list[SampledTokens | None],
+        stored: list[CachedBlock],
+    ) -> list[StepOutput | None]:
+        """Record progress, name what is full, append new tokens and end what is done.
+
+        Changes: appends to `stored` what the prefix cache gained.
+        """
         now_s = self._clock()
-        outputs: list[StepOutput] = []
+        outputs: list[StepOutput | None] = []
         for item, tokens in zip(scheduled, sampled, strict=True):
             sequence = item.sequence
             num_kept = 0 if tokens is None else len(tokens.token_ids)
@@ -205,12 +278,12 @@ class LLMEngine:
             sequence.num_computed_tokens += item.num_new_tokens + max(num_kept - 1, 0)
             if tokens is not None:
                 outputs.append(self._append(sequence, tokens, now_s))
-            self.blocks.commit(sequence)
+            stored.extend(self.blocks.commit(sequence))
             if sequence.finish_reason is not None:
                 self._retire(sequence)
         return outputs
 
-    def _append(self, sequence: Sequence, tokens: SampledTokens, now_s: float) -> StepOutput:
+    def _append(self, sequence: Sequence, tokens: SampledTokens, now_s: float) -> StepOutput | None:
         num_new = min(len(tokens.token_ids), sequence.max_num_tokens - sequence.num_tokens)
         new_token_ids = tokens.token_ids[:num_new]
         sequence.token_ids.extend(new_token_ids)
@@ -229,24 +302,46 @@ class LLMEngine:
         return self._output(sequence, reason, new_token_ids, tokens.logprobs[:num_new])
 
     def _retire(self, sequence: Sequence) -> None:
+        """End a sequence: let its pin and its tags take note first, then free what it holds."""
         assert sequence.finish_reason is not None
+        self._take_leave(sequence)
         self.scheduler.finish(sequence, sequence.finish_reason)
-        del self._sequences[sequence.request_id]
 
-    def _fail(self, scheduled: list[ScheduledSequence], error: Exception) -> list[StepOutput]:
+    def _take_leave(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.request_id]
+        request = sequence.request
+        if request.is_internal:
+            self.pins.on_computed(request.request_id)
+        if request.session_tag is not None:
+            self.inventory.record_session(request.session_tag, sequence.block_hashes)
+        if request.group_tag is not None:
+            num_prompt_blocks = sequence.num_prompt_tokens // self.config.block_size
+            self.inventory.record_group(request.group_tag, sequence.block_hashes[:num_prompt_blocks])
+
+    def _fail(self, scheduled: list[ScheduledSequence], error: Exception) -> list[StepOutput | None]:
         outputs = []
         for item in scheduled:
             item.sequence.finish_reason = FinishReason.ERROR
             self._retire(item.sequence)
-            outputs.append(
-                self._output(item.sequence, FinishReason.ERROR, error=f"{type(error).__name__}: {error}")
-            )
+            message = f"{type(error).__name__}: {error}"
+            outputs.append(self._output(item.sequence, FinishReason.ERROR, error=message))
         return outputs
 
-    def _ended(self, sequence: Sequence) -> StepOutput:
+    def _ended(self, sequence: Sequence) -> StepOutput | None:
         """Report a sequence that the scheduler ended."""
-        del self._sequences[sequence.request_id]
+        self._take_leave(sequence)
         return self._output(sequence, sequence.finish_reason)
+
+    def _tell_observer(self, stored: list[CachedBlock]) -> None:
+        removed = self.blocks.eviction_log.take_unreported()
+        if self._observer is not None and (removed or stored):
+            self._observer.record(removed, stored)
+
+    def _remember_namespace(self, namespace: BlockHash) -> None:
+        self._namespaces[namespace] = None
+        self._namespaces.move_to_end(namespace)
+        if len(self._namespaces) > MAX_REMEMBERED_NAMESPACES:
+            self._namespaces.popitem(last=False)
 
     def _output(
         self,
@@ -255,7 +350,9 @@ class LLMEngine:
         new_token_ids: list[int] | None = None,
         logprobs: list[TokenLogprobs | None] | None = None,
         error: str | None = None,
-    ) -> StepOutput:
+    ) -> StepOutput | None:
+        if sequence.request.is_internal:
+            return None
         return StepOutput(
             request_id=sequence.request_id,
             new_token_ids=new_token_ids or [],
@@ -267,26 +364,4 @@ class LLMEngine:
             num_preemptions=sequence.num_preemptions,
             timings=sequence.timings,
             error=error,
-        )
-
-    def _num_blocks(self, layer_dtypes: list[KVDtype]) -> int:
-        if self.config.num_kv_blocks is not None:
-            return self.config.num_kv_blocks
-        size = block_bytes(self.model_config, block_size=self.config.block_size, layer_dtypes=layer_dtypes)
-        if self.config.kv_memory_bytes < size:
-            raise ValueError(
-                f"kv_memory_bytes {self.config.kv_memory_bytes} is less than one block, {size} bytes"
-            )
-        return self.config.kv_memory_bytes // size
-
-    def _root_hash(self, fingerprint: str, layer_dtypes: list[KVDtype]) -> BlockHash:
-        """Name everything that KV depends on besides tokens; weights, tokenizer and template are one part."""
-        return root_hash(
-            {
-                "model": fingerprint,
-                "rope": repr((self.model_config.rope_theta, self.model_config.rope_scaling)),
-                "compute_dtype": str(self._model.dtype),
-                "kv_dtype": ",".join(dtype.value for dtype in layer_dtypes),
-                "block_size": str(self.config.block_size),
-            }
         )

@@ -39,6 +39,9 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._by_hash)
 
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._by_hash
+
     def get(self, block_hash: BlockHash, parent_hash: BlockHash, token_bytes: bytes) -> CachedBlock | None:
         """Return the entry whose name, parent and tokens are all equal, else None."""
         entry = self._by_hash.get(block_hash)

@@ -46,7 +46,9 @@ class EngineRequest:
     adapter: str = ""
     priority: int = 0  # lower is served first, as in vLLM
     deadline_s: float | None = None  # on the engine's clock: still waiting then means TIMEOUT
-    tags: tuple[str, ...] = ()  # opaque names (session, prompt group) under which residency is reported
+    session_tag: str | None = None  # opaque names under which the gateway asks what is resident
+    group_tag: str | None = None
+    is_internal: bool = False  # the engine's own (a pin being computed): no output is reported
 
 
 @dataclass(slots=True, kw_only=True)
