@@ -22,7 +22,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.proxy import Proxy
 from gateway.routing.router import Router
 from gateway.sessions.store import SessionStore
-from gateway.values import Backend, BackendId, SessionKey
+from gateway.values import Api, Backend, BackendId, SessionKey
 from gateway.wire.facts import FactsParser
 from gateway.wire.routes import RouteTable
 
@@ -80,7 +80,10 @@ class AdminApi:
         self._routes = RouteTable()
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[render_problems, make_guard(self._token)])
+        app = web.Application(
+            middlewares=[render_problems, make_guard(self._token)],
+            client_max_size=self._parts.config.downstream.max_body_bytes,
+        )
         v1 = "/admin/v1"
         app.add_routes(
             [
@@ -198,8 +201,8 @@ class AdminApi:
         """`?backend=ID&cursor=…&limit=…`, or `?session_id=RAW&model=…&tenant=…` to find one."""
         query = request.query
         if "session_id" in query:
-            key = self._parts.parser.session_key(
-                query["session_id"], model=query.get("model"), tenant=query.get("tenant", "default")
+            key = self._key_of_raw_id(
+                query["session_id"], query.get("model", ""), query.get("tenant", "default")
             )
             return _json({"sessions": await self._session_rows(key), "next_cursor": None})
         if "backend" not in query:
@@ -208,6 +211,15 @@ class AdminApi:
             BackendId(query["backend"]), cursor=query.get("cursor"), limit=_limit(query.get("limit", "100"))
         )
         return _json({"sessions": [describe_binding(key, one) for key, one in rows], "next_cursor": cursor})
+
+    def _key_of_raw_id(self, session_id: str, model: str, tenant: str) -> SessionKey:
+        """The key that a request with this id in its header would have."""
+        headers = [(b"x-session-id", session_id.encode("utf-8", "surrogateescape"))]
+        body = msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": "?"}]})
+        facts = self._parts.parser.parse(Api.CHAT, headers, body, tenant=tenant)
+        if facts.session_key is None:
+            raise BadRequest("no session can have this id", param="session_id")
+        return facts.session_key
 
     async def _session_rows(self, key: SessionKey) -> list[dict[str, Any]]:
         binding = await self._parts.sessions.get(key)

@@ -184,10 +184,16 @@ class FakeBackend:
     async def _serve_one(
         self, connection_id: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        request = await _read_request(connection_id, reader)
-        self.requests.append(request)
+        request = await self.read_request(connection_id, reader)
+        return await self.answer(Turn(self, request, reader, writer))
+
+    async def read_request(self, connection_id: int, reader: asyncio.StreamReader) -> ReceivedRequest:
+        return await _read_request(connection_id, reader)
+
+    async def answer(self, turn: Turn) -> bool:
+        """Record the request and let the script answer it. Returns whether the connection stays."""
+        self.requests.append(turn.request)
         self._notify()
-        turn = Turn(self, request, reader, writer)
         behaviour = self._script.popleft() if self._script else self.default
         await behaviour(turn)
         return turn.keeps_open

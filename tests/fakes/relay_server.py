@@ -39,24 +39,38 @@ class RelayServer:
         self.bodies: list[bytes] = []
         self.num_in_flight = 0
         self.num_cancelled = 0
+        self.failure: Exception | None = None  # raised in each handler
         self.idle = asyncio.Event()
         self.pool: UpstreamPool
         self.port = 0
         self._runner: web.ServerRunner
+        self._server: web.Server
 
     async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def start(self) -> None:
         self.pool = UpstreamPool(self._base_url, self._upstream_settings)
-        server = make_server(self._handle, self._downstream_settings, on_refusal=self.refusals.append)
+        server = self._server = make_server(
+            self._handle, self._downstream_settings, on_refusal=self.refusals.append
+        )
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         self.port = self._runner.addresses[0][1]
-        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
         await self._runner.cleanup()
         await self.pool.close()
+
+    @property
+    def connections(self) -> list[web.RequestHandler]:
+        return self._server.connections
 
     async def wait_idle(self, timeout_s: float = 5.0) -> None:
         """Until no request is in flight."""
@@ -81,6 +95,8 @@ class RelayServer:
                 self.idle.set()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.failure is not None:
+            raise self.failure
         body = await read_body(request, self._downstream_settings)
         self.bodies.append(body)
         request_line = f"{request.method} {request.path_qs} HTTP/1.1\r\n"

@@ -1,0 +1,128 @@
+"""A whole gateway on real sockets in front of scripted backends, in one event loop.
+
+`async with GatewayWorld(num_backends=3) as world:` gives a started gateway whose backends are ready.
+Probes are answered apart, so a script is consumed by the test's own requests only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Callable
+from typing import Any, Self
+
+import httpx
+from fakes.backend import FakeBackend, ReceivedRequest, Turn, respond
+
+from gateway.app import Gateway
+from gateway.config import parse_config
+from gateway.values import BackendId, BackendState
+
+FAST_HEALTH = {"probe_interval_s": 0.2, "suspect_interval_s": 0.02, "healthy_after": 1, "min_down_s": 0.05}
+
+
+class ProbedBackend(FakeBackend):
+    """A fake backend whose GETs (health, models, metrics) never touch the script or the record."""
+
+    start_time_s: float = 1_000.0
+
+    async def _serve_one(
+        self, connection_id: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        request = await self.read_request(connection_id, reader)
+        turn = Turn(self, request, reader, writer)
+        if request.method == "GET" and request.target in ("/health", "/metrics", "/v1/models"):
+            await self._answer_probe(turn, request)
+            return turn.keeps_open
+        return await self.answer(turn)
+
+    async def _answer_probe(self, turn: Turn, request: ReceivedRequest) -> None:
+        if request.target == "/metrics":
+            text = f"process_start_time_seconds {self.start_time_s}\n"
+            await respond(text.encode())(turn)
+        elif request.target == "/v1/models":
+            await respond(b'{"object":"list","data":[{"id":"%b"}]}' % self.model.encode())(turn)
+        else:
+            await respond()(turn)
+
+
+class GatewayWorld:
+    """The gateway under test, its backends and a client."""
+
+    def __init__(self, num_backends: int = 2, environ: dict[str, str] | None = None, **config: Any) -> None:
+        self.backends = [ProbedBackend() for _ in range(num_backends)]
+        self._config = config
+        self._environ = environ or {}
+        self.gateway: Gateway
+        self.client: httpx.AsyncClient
+        self.admin: httpx.AsyncClient
+
+    async def __aenter__(self) -> Self:
+        for backend in self.backends:
+            await backend.start()
+        data = {
+            "listen": {"port": 0},
+            "admin": {"port": 0},
+            "log": {"access": False, "level": "error"},
+            "health": FAST_HEALTH,
+            "fleet": {"scrape_interval_s": 0.1},
+            "backends": [
+                {"id": f"b{number}", "url": backend.base_url, "engine": "vllm"}
+                for number, backend in enumerate(self.backends)
+            ],
+            **self._config,
+        }
+        self.gateway = Gateway(parse_config(data), environ=self._environ)
+        await self.gateway.start()
+        self.client = httpx.AsyncClient(base_url=self.base_url, timeout=10)
+        self.admin = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.gateway.admin_port}", timeout=10)
+        await self.wait_for(
+            lambda: all(self.state(number) == "ready" for number in range(len(self.backends)))
+        )
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.client.aclose()
+        await self.admin.aclose()
+        await self.gateway.stop(drain_timeout_s=0)
+        for backend in self.backends:
+            await backend.stop()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    def state(self, number: int) -> str:
+        backend = self.gateway.fleet.view.get(BackendId(f"b{number}"))
+        return backend.state.value if backend else BackendState.REMOVED.value
+
+    async def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Until `condition` holds. Polls: what is waited for happens in the gateway's own tasks."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def chat(self, session: str | None = None, *, text: str = "hi", **fields: Any) -> httpx.Response:
+        """One chat request; `headers=` and any body field may be given."""
+        headers = fields.pop("headers", {})
+        if session is not None:
+            headers = {"x-session-id": session, **headers}
+        messages = fields.pop("messages", [{"role": "user", "content": text}])
+        body = {"model": "fake-model", "messages": messages, **fields}
+        return await self.client.post("/v1/chat/completions", json=body, headers=headers)
+
+    def served(self) -> collections.Counter[int]:
+        """Requests by backend number."""
+        return collections.Counter(
+            {
+                number: len(backend.requests)
+                for number, backend in enumerate(self.backends)
+                if backend.requests
+            }
+        )
+
+    def assert_idle(self) -> None:
+        """Every gauge is at zero."""
+        assert self.gateway.proxy.num_in_flight == 0
+        for backend_id in self.gateway.fleet.view.backends:
+            assert self.gateway.router.in_flight(backend_id) == 0

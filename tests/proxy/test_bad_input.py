@@ -1,0 +1,126 @@
+"""Bad requests get the right status, an error in the API's shape and the field; no backend sees them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fakes.gateway_world import GatewayWorld
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "model"),
+        ({"model": "", "messages": []}, "model"),
+        ({"model": 7, "messages": []}, "model"),
+        ({"model": "fake-model"}, "messages"),
+        ({"model": "fake-model", "messages": None}, "messages"),
+        ({"model": "fake-model", "messages": 123}, "messages"),
+    ],
+)
+async def test_a_wrong_field_is_named(body: dict[str, Any], param: str) -> None:
+    """B42: 400 names the field, also when the model could not be resolved anyway."""
+    async with GatewayWorld() as world:
+        answer = await world.client.post(CHAT, json=body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert not world.served()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"model":"a"} x', b"[" * 200_000, b"a=b"],
+)
+async def test_what_is_no_json_object_is_400(content: bytes) -> None:
+    """B40, B42: malformed JSON, other JSON values, deep nesting and forms are the client's errors."""
+    async with GatewayWorld() as world:
+        answer = await world.client.post(CHAT, content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert not world.served()
+
+
+@pytest.mark.parametrize("model", ["no-such-model", "with/slash", "with space"])
+async def test_an_unknown_model_is_404(model: str) -> None:
+    """B42: the model is well-formed, but no backend serves it."""
+    async with GatewayWorld() as world:
+        answer = await world.client.post(
+            CHAT, json={"model": model, "messages": [{"role": "user", "content": "hi"}]}
+        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        metrics = (await world.client.get("/metrics")).text
+        assert model not in metrics  # a client must not be able to make series
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", CHAT, 405),
+        ("PUT", CHAT, 405),
+        ("HEAD", CHAT, 405),
+        ("POST", "/v1/unknown", 404),
+        ("GET", "/", 404),
+        ("POST", "/v1/../admin/v1/backends", 404),
+        ("POST", "/%2e%2e/admin", 400),
+    ],
+)
+async def test_wrong_paths_and_methods_are_json_errors(method: str, path: str, status: int) -> None:
+    """B42: 405 says what is allowed, 404 and 400 are OpenAI-shaped too."""
+    async with GatewayWorld() as world:
+        answer = await world.client.request(method, path)
+        assert answer.status_code == status
+        if method != "HEAD":
+            assert answer.json()["error"]["message"]
+        if status == 405:
+            assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("path", [CHAT + "/", "//v1/chat/completions", "/v1//chat/completions"])
+async def test_sloppy_slashes_are_forgiven(path: str) -> None:
+    """B42: repeated and trailing slashes lead to the path meant, and the backend sees it clean."""
+    async with GatewayWorld() as world:
+        url = f"{world.base_url}{path}"
+        answer = await world.client.post(
+            url, json={"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]}
+        )
+        assert answer.status_code == 200
+        assert [one.target for backend in world.backends for one in backend.requests] == [CHAT]
+
+
+async def test_oversize_bodies_are_413() -> None:
+    """One byte more than the limit is refused, declared or chunked."""
+    async with GatewayWorld(downstream={"max_body_bytes": 1000}) as world:
+        padding = "x" * 1000
+        body = json.dumps({"model": "fake-model", "messages": [], "padding": padding}).encode()
+        declared = await world.client.post(CHAT, content=body)
+        assert (declared.status_code, declared.json()["error"]["code"]) == (413, "request_too_large")
+
+        async def pieces() -> Any:
+            yield body
+
+        chunked = await world.client.post(CHAT, content=pieces())
+        assert chunked.status_code == 413
+
+
+async def test_anthropic_errors_have_their_own_shape() -> None:
+    """An error on /v1/messages is an Anthropic error."""
+    async with GatewayWorld() as world:
+        answer = await world.client.post("/v1/messages", json={"model": "fake-model"})
+        assert answer.status_code == 400
+        assert answer.json()["type"] == "error"
+
+
+async def test_a_hostile_request_id_is_replaced() -> None:
+    """A request id that is not plain is not echoed and not forwarded; a plain one is both."""
+    async with GatewayWorld() as world:
+        plain = await world.chat(headers={"x-request-id": "my-id-1"})
+        assert plain.headers["x-request-id"] == "my-id-1"
+        hostile = await world.chat(headers={"x-request-id": "${jndi:ldap://x} " + "a" * 300})
+        assert hostile.headers["x-request-id"].startswith("req-")
+        seen = [one.header("x-request-id") for backend in world.backends for one in backend.requests]
+        assert sorted(seen) == sorted(["my-id-1", hostile.headers["x-request-id"]])  # type: ignore[type-var]
