@@ -89,4 +89,8 @@ def make_backend(
         from paged_kv.torch_backend import TorchBackend
 
         return TorchBackend(arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window)
+    if name == "cupy":
+        from paged_kv.cupy_backend import CupyBackend
+
+        return CupyBackend(arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window)
     raise ValueError(f"unknown attention backend {name!r}: choose one of {', '.join(BACKEND_NAMES)}")

@@ -40,8 +40,8 @@ class ReferenceBackend:
         self,
         layer: int,
         query: torch.Tensor,
-        key: torch.Tensor,  # noqa: ARG002 - the oracle reads what was stored
-        value: torch.Tensor,  # noqa: ARG002
+        key: torch.Tensor,
+        value: torch.Tensor,
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """See AttentionBackend."""

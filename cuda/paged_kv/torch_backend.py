@@ -8,12 +8,13 @@ the query's dtype and made once per step. Invariants: see `attention`.
 
 import numpy as np
 import torch
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from paged_kv import reference
 from paged_kv.batch import AttentionBatch
 from paged_kv.codec import MIN_AMAX
-from paged_kv.layout import KVDtype
+from paged_kv.layout import KVDtype, KVLayout
 from paged_kv.memory import KVArena
 from paged_kv.torch_plan import DecodeGroup, Prefill, StepPlan, plan_step
 
@@ -39,6 +40,34 @@ def quantise_rows(rows: torch.Tensor, dtype: KVDtype) -> tuple[torch.Tensor, tor
     if dtype is KVDtype.INT8:
         scaled = scaled.round()
     return scaled.to(_STORED[dtype]).view(torch.uint8), scales
+
+
+def attend_prefill(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, *, scale: float
+) -> torch.Tensor:
+    """Attend query (num_tokens, num_heads, head_dim) over keys and values (kv_heads, kv_tokens, head_dim).
+
+    Without a mask, attention is causal and the last query is at the last key.
+    """
+    num_tokens, num_kv_tokens = query.shape[0], keys.shape[1]
+    is_square = num_tokens == num_kv_tokens
+    if mask is None and not is_square:
+        mask = causal_lower_right(num_tokens, num_kv_tokens)
+    out: torch.Tensor = scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=mask,
+        is_causal=mask is None and is_square,
+        scale=scale,
+        enable_gqa=query.shape[1] != keys.shape[0],
+    )
+    return out[0].transpose(0, 1)
+
+
+def storage_dtype(layout: KVLayout) -> torch.dtype:
+    """Return the torch type in which a layout stores values."""
+    return _STORED[layout.dtype]
 
 
 class TorchBackend:
@@ -109,22 +138,12 @@ class TorchBackend:
         """Attend the new tokens of one sequence: query (num_tokens, num_heads, head_dim)."""
         layout = self._layout
         if prefill.is_fresh and query.dtype == self._stored_dtype:
-            keys, values = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+            keys, values = key.transpose(0, 1), value.transpose(0, 1)
         else:
             gathered = self._gather(layer, prefill.tile_rows, query.dtype)
-            keys, values = gathered.view(2, 1, layout.num_kv_heads, -1, layout.head_dim)[
-                :, :, :, : prefill.num_kv_tokens
-            ]
-        out = scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            keys,
-            values,
-            attn_mask=prefill.mask,
-            is_causal=prefill.mask is None,
-            scale=self._scale,
-            enable_gqa=self._group > 1,
-        )
-        return out[0].transpose(0, 1)
+            shape = (2, layout.num_kv_heads, -1, layout.head_dim)
+            keys, values = gathered.view(shape)[:, :, : prefill.num_kv_tokens]
+        return attend_prefill(query, keys, values, prefill.mask, scale=self._scale)
 
     def _gather(self, layer: int, tile_rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the tiles' values (num_tiles * block_size, head_dim) in `dtype`: a copy, free to change."""

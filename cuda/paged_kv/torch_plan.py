@@ -11,8 +11,7 @@ or past a sequence's end is listed in `tail_rows`, so the backend can zero what 
 zero does not silence a NaN.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import torch
 
@@ -41,10 +40,7 @@ class Prefill:
     is_fresh: bool  # nothing before the new tokens: their keys and values are at hand
     num_kv_tokens: int  # from the first block gathered to the end of the context
     tile_rows: torch.Tensor  # (2 * num_kv_heads * blocks,) int64
-    mask: torch.Tensor | None  # (query, num_kv_tokens) additive; None means plain causal over equal lengths
-
-
-_Part = TypeVar("_Part", DecodeGroup, Prefill)
+    mask: torch.Tensor | None  # (query, num_kv_tokens) additive; None means causal, aligned at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +62,13 @@ def _tile_rows(layout: KVLayout, tables: list[list[int]]) -> torch.Tensor:
 
 
 def _plan_decode_group(
-    batch: AttentionBatch, layout: KVLayout, members: list[int], window: int | None, dtype: torch.dtype
+    batch: AttentionBatch,
+    layout: KVLayout,
+    members: list[int],
+    *,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> DecodeGroup:
     starts = batch.query_starts
     tables, lengths, hidden = [], [], []
@@ -80,44 +82,55 @@ def _plan_decode_group(
     tables = [table + table[:1] * (num_blocks - len(table)) for table in tables]
     num_kv_tokens = max(lengths) if len(set(lengths)) == 1 else num_blocks * layout.block_size
     mask = tail_rows = None
-    if any(length != num_kv_tokens for length in lengths) or any(hidden):
-        position = torch.arange(num_kv_tokens)[None]
-        beyond = position >= torch.tensor(lengths)[:, None]
-        before = position < torch.tensor(hidden)[:, None]
+    position = torch.arange(num_kv_tokens)[None]
+    is_beyond = position >= torch.tensor(lengths)[:, None]
+    is_invisible = is_beyond | (position < torch.tensor(hidden)[:, None])
+    if is_invisible.any():
         mask = torch.zeros(len(members), 1, 1, num_kv_tokens, dtype=dtype)
-        mask.masked_fill_((beyond | before)[:, None, None], float("-inf"))
+        mask = mask.masked_fill_(is_invisible[:, None, None], float("-inf")).to(device)
+    if is_beyond.any():
         shape = (2, len(members), layout.num_kv_heads, num_kv_tokens)
-        tail_rows = beyond[None, :, None, :].expand(shape).reshape(-1).nonzero().view(-1)
+        tail_rows = is_beyond[None, :, None, :].expand(shape).reshape(-1).nonzero().view(-1).to(device)
     return DecodeGroup(
-        token_rows=torch.tensor([starts[index] for index in members]),
+        token_rows=torch.tensor([starts[index] for index in members]).to(device),
         num_sequences=len(members),
         num_kv_tokens=num_kv_tokens,
-        tile_rows=_tile_rows(layout, tables),
+        tile_rows=_tile_rows(layout, tables).to(device),
         mask=mask,
-        tail_rows=tail_rows if tail_rows is not None and len(tail_rows) else None,
+        tail_rows=tail_rows,
     )
 
 
-def _plan_prefill(
-    batch: AttentionBatch, layout: KVLayout, index: int, window: int | None, dtype: torch.dtype
+def plan_prefill(
+    batch: AttentionBatch,
+    layout: KVLayout,
+    index: int,
+    *,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Prefill:
+    """Plan one sequence with several new tokens. A GPU's SDPA needs no mask where plain causality holds."""
     query, context = batch.query_lens[index], batch.context_lens[index]
     skipped = batch.first_block(index, window)
     num_kv_tokens = context - skipped * layout.block_size
     mask = None
-    if query != context or (window is not None and window < context):
+    has_window = window is not None and window < context
+    if has_window or (query != context and device.type == "cpu"):
         key_position = torch.arange(num_kv_tokens)[None]
         query_position = torch.arange(num_kv_tokens - query, num_kv_tokens)[:, None]
         invisible = key_position > query_position
         if window is not None:
             invisible |= key_position <= query_position - window
-        mask = torch.zeros(query, num_kv_tokens, dtype=dtype).masked_fill_(invisible, float("-inf"))
+        mask = (
+            torch.zeros(query, num_kv_tokens, dtype=dtype).masked_fill_(invisible, float("-inf")).to(device)
+        )
     return Prefill(
         start=batch.query_starts[index],
         stop=batch.query_starts[index] + query,
         is_fresh=query == context,
         num_kv_tokens=num_kv_tokens,
-        tile_rows=_tile_rows(layout, [batch.used_blocks(index)[skipped:]]),
+        tile_rows=_tile_rows(layout, [batch.used_blocks(index)[skipped:]]).to(device),
         mask=mask,
     )
 
@@ -133,38 +146,22 @@ def plan_step(
     """Derive a step's plan for queries of `dtype`, with all tensors on `device`."""
     groups: dict[int, list[int]] = {}
     prefills = []
-    with torch.device("cpu"):
-        for index, query in enumerate(batch.query_lens):
-            if query == 1:
-                num_blocks = len(batch.used_blocks(index)) - batch.first_block(index, sliding_window)
-                groups.setdefault(num_blocks.bit_length(), []).append(index)
-            else:
-                prefills.append(_plan_prefill(batch, layout, index, sliding_window, dtype))
-        decodes = [
-            _plan_decode_group(batch, layout, members, sliding_window, dtype) for members in groups.values()
-        ]
-        slots = torch.from_numpy(batch.slot_mapping)
-        write_tiles = (slots // layout.block_size * layout.tiles_per_block)[:, None] + torch.arange(
-            layout.num_kv_heads
-        )
-        write_offsets = (slots % layout.block_size)[:, None]
-    plan = StepPlan(
-        write_tiles=write_tiles, write_offsets=write_offsets, decode_groups=decodes, prefills=prefills
-    )
-    return plan if device.type == "cpu" else _move(plan, device)
-
-
-def _move(plan: StepPlan, device: torch.device) -> StepPlan:
-    def moved(part: _Part) -> _Part:
-        fields = {name: getattr(part, name) for name in part.__slots__}
-        on_device: dict[str, Any] = {
-            name: value.to(device) for name, value in fields.items() if isinstance(value, torch.Tensor)
-        }
-        return replace(part, **on_device)
-
+    for index, query in enumerate(batch.query_lens):
+        if query == 1:
+            num_blocks = len(batch.used_blocks(index)) - batch.first_block(index, sliding_window)
+            groups.setdefault(num_blocks.bit_length(), []).append(index)
+        else:
+            prefills.append(
+                plan_prefill(batch, layout, index, window=sliding_window, dtype=dtype, device=device)
+            )
+    slots = torch.from_numpy(batch.slot_mapping)
+    first_tiles = slots // layout.block_size * layout.tiles_per_block
     return StepPlan(
-        write_tiles=plan.write_tiles.to(device),
-        write_offsets=plan.write_offsets.to(device),
-        decode_groups=[moved(group) for group in plan.decode_groups],
-        prefills=[moved(prefill) for prefill in plan.prefills],
+        write_tiles=(first_tiles[:, None] + torch.arange(layout.num_kv_heads)).to(device),
+        write_offsets=(slots % layout.block_size)[:, None].to(device),
+        decode_groups=[
+            _plan_decode_group(batch, layout, members, window=sliding_window, dtype=dtype, device=device)
+            for members in groups.values()
+        ],
+        prefills=prefills,
     )

@@ -12,7 +12,7 @@ from paged_kv.attention import AttentionBackend, AttentionBatch, make_backend
 from paged_kv.layout import KVDtype, KVLayout
 from paged_kv.memory import KVArena
 
-BACKENDS = ("reference", "torch")
+BACKENDS = ("reference", "torch", "cupy")
 NUM_LAYERS = 2
 
 
