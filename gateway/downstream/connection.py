@@ -32,6 +32,7 @@ from aiohttp import HttpVersion11, web
 
 from gateway.downstream.refusal import Refusal, RefusalResponse, refusal_for
 from gateway.downstream.settings import DownstreamSettings
+from gateway.upstream.lost_peer import notice_lost_peer
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -60,6 +61,7 @@ class ClientConnection(web.RequestHandler):
     __slots__ = (
         "_half_closed_timer",
         "_has_answer_begun",
+        "_has_new_input",
         "_is_refusing",
         "_num_probes",
         "_on_refusal",
@@ -86,6 +88,7 @@ class ClientConnection(web.RequestHandler):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._num_probes = 0
         self._has_answer_begun = False
+        self._has_new_input = False  # since the last handler began
         self._is_refusing = False
         self._stalled_bytes = 0
         self.is_half_closed = False
@@ -98,6 +101,9 @@ class ClientConnection(web.RequestHandler):
         """A handler starts."""
         self.request = request
         self._has_answer_begun = False
+        self._has_new_input = False
+        if self.is_half_closed:
+            self._begin_half_closed(request)
 
     def end(self) -> None:
         """The handler is done; its answer is written, or given to aiohttp."""
@@ -106,14 +112,13 @@ class ClientConnection(web.RequestHandler):
         self.relay = None
         self._cancel_half_closed_timer()
         if self.is_half_closed:
-            # Requests pipelined before the FIN are still to be served; they start at once.
-            loop = asyncio.get_running_loop()
-            self._half_closed_timer = loop.call_later(IDLE_AFTER_FIN_S, self._close_when_idle)
+            self._close_unless_a_request_follows()
 
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        notice_lost_peer(transport.get_extra_info("socket"), self._settings.unacknowledged_timeout_s)
         high = self._settings.write_buffer_bytes
         cast(asyncio.Transport, transport).set_write_buffer_limits(high=high, low=high // 4)
 
@@ -123,16 +128,29 @@ class ClientConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_refusing:
-            super().data_received(data)
+        if self._is_refusing:
+            return
+        self._has_new_input = True
+        super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio: bool | None; aiohttp narrows it
         """FIN. True keeps our sending side open."""
         super().eof_received()
-        if not self._may_be_half_closed():
+        request = self.request
+        if self.transport is None or not self._settings.probe_half_closed:
+            return False
+        if self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        if request is None:
+            if not self._has_new_input:
+                return False
+            self._close_unless_a_request_follows()  # FIN right behind a request
+        elif _can_be_probed(request):
+            self._num_probes = 0
+            self._probe()
+        else:
             return False
         self.is_half_closed = True
-        self._probe()
         return True
 
     def pause_writing(self) -> None:
@@ -172,16 +190,14 @@ class ClientConnection(web.RequestHandler):
 
     # -- half-closed clients
 
-    def _may_be_half_closed(self) -> bool:
-        request = self.request
-        if request is None or self.transport is None or not self._settings.probe_half_closed:
-            return False
-        return (
-            request.content.is_eof()
-            and request.version >= HttpVersion11
-            and request.writer.output_size == 0  # aiohttp writes this answer itself: not ours to probe
-            and self.transport.get_extra_info("sslcontext") is None
-        )
+    def _begin_half_closed(self, request: web.BaseRequest) -> None:
+        """A request that was complete before the FIN, or whose rest can never come."""
+        self._cancel_half_closed_timer()
+        if _can_be_probed(request):
+            self._num_probes = 0
+            self._probe()
+        elif not request.content.is_eof() and self.transport is not None:
+            self.transport.close()
 
     def _probe(self) -> None:
         self._half_closed_timer = None
@@ -195,6 +211,11 @@ class ClientConnection(web.RequestHandler):
         if self._num_probes < len(PROBE_DELAYS_S):
             delay_s = PROBE_DELAYS_S[self._num_probes]
             self._half_closed_timer = asyncio.get_running_loop().call_later(delay_s, self._probe)
+
+    def _close_unless_a_request_follows(self) -> None:
+        """Requests pipelined before the FIN are still to be served; they begin within a loop turn or two."""
+        loop = asyncio.get_running_loop()
+        self._half_closed_timer = loop.call_later(IDLE_AFTER_FIN_S, self._close_when_idle)
 
     def _close_when_idle(self) -> None:
         self._half_closed_timer = None
@@ -227,3 +248,8 @@ class ClientConnection(web.RequestHandler):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+def _can_be_probed(request: web.BaseRequest) -> bool:
+    """Complete, HTTP/1.1, and not being answered by aiohttp's own writer."""
+    return request.content.is_eof() and request.version >= HttpVersion11 and request.writer.output_size == 0

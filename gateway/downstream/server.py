@@ -56,7 +56,9 @@ def make_server(
         "max_line_size": settings.max_request_line_bytes,
         "max_field_size": settings.max_header_field_bytes,
         "max_headers": settings.max_headers,
+        "tcp_keepalive": False,  # set together with its intervals, see `connection`
         "auto_decompress": False,
+        "lingering_time": settings.linger_s,
         "access_log": None,
     }
 

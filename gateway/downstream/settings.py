@@ -31,6 +31,9 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """How long a client may take nothing at all of a response that waits for it; then it is cut off."""
     write_buffer_bytes: int = 262_144
     """Response bytes held for a slow client before its backend is held back."""
+    unacknowledged_timeout_s: float = 60.0
+    """How long sent bytes may stay unacknowledged before a client counts as lost (Linux; a client whose
+    network vanished sends no FIN). An idle one is probed by TCP keep-alive after the same time."""
     linger_s: float = 2.0
     """How long the rest of a refused request is read and thrown away, so that the client can read why."""
     probe_half_closed: bool = True
@@ -38,7 +41,12 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     False takes that for a client that has gone."""
 
     def __post_init__(self) -> None:
-        for name in ("keep_alive_timeout_s", "body_idle_timeout_s", "write_stall_timeout_s"):
+        for name in (
+            "keep_alive_timeout_s",
+            "body_idle_timeout_s",
+            "write_stall_timeout_s",
+            "unacknowledged_timeout_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be greater than 0")
         for name in ("max_body_bytes", "max_headers", "write_buffer_bytes"):

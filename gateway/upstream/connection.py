@@ -31,6 +31,7 @@ from gateway.errors import (
     UpstreamTruncated,
 )
 from gateway.upstream.exchange import Exchange
+from gateway.upstream.lost_peer import notice_lost_peer
 from gateway.upstream.settings import UpstreamSettings
 
 
@@ -169,6 +170,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type
+        notice_lost_peer(transport.get_extra_info("socket"), self._settings.unacknowledged_timeout_s)
         self._owner.on_connected(self)
 
     def data_received(self, data: bytes) -> None:

@@ -39,6 +39,9 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     idle_timeout_s: float = 300.0
     """Longest silence between two reads of a response body. Time in which a slow client holds the
     stream back does not count."""
+    unacknowledged_timeout_s: float = 30.0
+    """How long sent bytes may stay unacknowledged before a backend's machine counts as lost (Linux). A
+    silent one, in the middle of a prefill, is probed by TCP keep-alive after the same time."""
     max_connections: int = 4096
     """Most connections to one backend, busy and idle. A backstop against running out of file descriptors:
     admission queues requests long before."""
@@ -57,7 +60,13 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """For `https://` backends."""
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "idle_expiry_s"):
+        for name in (
+            "connect_timeout_s",
+            "first_byte_timeout_s",
+            "idle_timeout_s",
+            "idle_expiry_s",
+            "unacknowledged_timeout_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be greater than 0")
         for name in ("max_connections", "max_response_header_bytes", "max_response_headers"):
