@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
 from engine_adapter.engine.engine_stats import EngineStats
@@ -69,9 +70,9 @@ class AsyncEngine:
             try:
                 result = function(self._engine)
             except Exception as error:
-                self._post(lambda error=error: future.done() or future.set_exception(error))
+                self._post(functools.partial(_fail, future, error))
             else:
-                self._post(lambda: future.done() or future.set_result(result))
+                self._post(functools.partial(_settle, future, result))
 
         self._calls.add(future)
         self._commands.put(command)
@@ -80,7 +81,7 @@ class AsyncEngine:
         finally:
             self._calls.discard(future)
 
-    async def generate(self, requests: Sequence[EngineRequest]) -> AsyncIterator[StepOutput]:
+    async def generate(self, requests: Sequence[EngineRequest]) -> AsyncGenerator[StepOutput, None]:
         """Run requests and yield what each step brings, until all have finished.
 
         Use under `contextlib.aclosing`: leaving early aborts what still runs.
@@ -162,8 +163,17 @@ class AsyncEngine:
         for waiting in set(self._outputs.values()):
             waiting.put_nowait(death)
         for future in self._calls:
-            if not future.done():
-                future.set_exception(death)
+            _fail(future, death)
+
+
+def _settle(future: asyncio.Future[Result], result: Result) -> None:
+    if not future.done():  # the caller may be gone
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def _add_all(engine: LLMEngine, requests: Sequence[EngineRequest]) -> None:

@@ -1,0 +1,116 @@
+"""`python -m engine_adapter.server`: the worker's command line.
+
+Decides the options and their defaults, and that every expected failure at start is one line and exit code
+2, never a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import sys
+from pathlib import Path
+
+from engine_adapter.engine.engine_config import DTYPES, EngineConfig
+from engine_adapter.engine.model_store import DEFAULT_MODEL_ID
+from engine_adapter.server.startup import ServerConfig, StartupFailed, run_server
+from paged_kv.layout import KVDtype
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b?|b)?", re.IGNORECASE)
+_EXPONENT = {"k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, run, translate failures; return the exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        return run_server(_config(options))
+    except (StartupFailed, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 0
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512MiB", "2g" or "1000000"; units are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512MiB or 2GiB")
+    return int(float(match[1]) * 2 ** _EXPONENT.get((match[2] or "").lower(), 0))
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = EngineConfig()
+    parser = argparse.ArgumentParser(
+        prog="python -m engine_adapter.server",
+        description="OpenAI-compatible worker: one model, prefix reuse, continuous batching.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on")
+    add("--port", type=int, default=8001, help="port to listen on; 0 picks a free one")
+    add("--model", help=f"Hugging Face directory or .gguf file (default: {DEFAULT_MODEL_ID}, fetched once)")
+    add("--served-model-name", nargs="+", help="names that requests may use (default: from --model)")
+    add("--dtype", default="auto", choices=["auto", *DTYPES], help="of weights and activations")
+    add("--kv-memory", type=parse_size, default="1GiB", help="memory for the KV cache")
+    add("--num-kv-blocks", type=int, help="number of KV blocks, instead of --kv-memory")
+    add("--kv-dtype", default="auto", choices=["auto", *(kind.value for kind in KVDtype)])
+    add("--block-size", type=int, default=defaults.block_size, help="tokens per KV block")
+    add("--max-model-len", type=int, help="context limit in tokens (default: the model's)")
+    add("--max-batch-tokens", type=int, default=defaults.max_batch_tokens, help="tokens per step")
+    add("--max-num-sequences", type=int, default=defaults.max_num_sequences, help="size of the batch")
+    add("--max-num-waiting", type=int, default=defaults.max_num_waiting, help="queue limit, then 503")
+    add("--max-queue-seconds", type=float, default=120.0, help="waiting limit per request, then 503")
+    add("--no-prefix-caching", action="store_true", help="recompute every prompt")
+    add("--num-draft-tokens", type=int, default=0, help="prompt-lookup speculation; 0 is off")
+    add("--threads", type=int, default=defaults.num_threads, help="torch threads")
+    add("--device", default="cpu")
+    add("--attention-backend", default=defaults.attention_backend)
+    add("--max-body", type=parse_size, default="64MiB", help="largest request body")
+    add("--drain-timeout", type=float, default=30.0, help="seconds for running requests after SIGTERM")
+    add("--die-with-parent", action="store_true", help="end when the parent process ends (Linux)")
+    return parser
+
+
+def _config(options: argparse.Namespace) -> ServerConfig:
+    return ServerConfig(
+        host=options.host,
+        port=options.port,
+        model=options.model,
+        model_names=tuple(options.served_model_name or [_name_of(options.model)]),
+        drain_timeout_s=options.drain_timeout,
+        max_queue_s=options.max_queue_seconds,
+        max_body_bytes=options.max_body,
+        dies_with_parent=options.die_with_parent,
+        engine=EngineConfig(
+            dtype=options.dtype,
+            kv_dtype=options.kv_dtype,
+            block_size=options.block_size,
+            kv_memory_bytes=options.kv_memory,
+            num_kv_blocks=options.num_kv_blocks,
+            max_model_len=options.max_model_len,
+            max_batch_tokens=options.max_batch_tokens,
+            max_num_sequences=options.max_num_sequences,
+            max_num_waiting=options.max_num_waiting,
+            enable_prefix_caching=not options.no_prefix_caching,
+            num_draft_tokens=options.num_draft_tokens,
+            num_threads=options.threads,
+            attention_backend=options.attention_backend,
+            device=options.device,
+        ),
+    )
+
+
+def _name_of(model: str | None) -> str:
+    """The default served name: the file's or folder's own."""
+    if model is None:
+        return DEFAULT_MODEL_ID
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The worker's HTTP surface: which path leads where, and what every answer has in common.
+
+Decides routing, the body limit, the request id that is echoed, and that every failure is a JSON error,
+aiohttp's own 404, 405 and 413 included. A handler is cancelled when its client goes away; everything that
+it holds in the engine is released by that cancellation. It does not know models.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from engine_adapter.server import information
+from engine_adapter.server.chat import chat_completions
+from engine_adapter.server.completions import completions
+from engine_adapter.server.errors import ApiError, internal_error
+from engine_adapter.server.serving import SERVING, Serving
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 64 * 2**20
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")  # what may be echoed into a header
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build_app(serving: Serving, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.Application:
+    """Build the application over the mutable state of the process."""
+    app = web.Application(client_max_size=max_body_bytes, middlewares=[_every_answer])
+    app[SERVING] = serving
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", chat_completions),
+            web.post("/v1/completions", completions),
+            web.get("/v1/models", information.models),
+            web.get("/v1/models/{model:.+}", information.model),
+            web.post("/tokenize", information.tokenize),
+            web.post("/detokenize", information.detokenize),
+            web.get("/live", information.live),
+            web.get("/health", information.health),
+            web.get("/ready", information.ready),
+            web.get("/version", information.version),
+            web.get("/metrics", information.metrics),
+        ]
+    )
+    app.on_response_prepare.append(_echo_request_id)
+    return app
+
+
+@web.middleware
+async def _every_answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count the request while it runs and turn every failure into a JSON error."""
+    serving = request.app[SERVING]
+    serving.enter()
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return _error_response(error)
+    except web.HTTPException as error:
+        return _error_response(_from_framework(request, error))
+    except ConnectionError:  # the client went away while we wrote
+        raise
+    except Exception:  # the request boundary: a bug of ours must not leak its details
+        logger.exception("request_failed")
+        return _error_response(internal_error())
+    finally:
+        serving.leave()
+
+
+async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Name the request in the answer: the caller's id where it is safe to repeat, else a new one."""
+    given = request.headers.get("X-Request-Id", "")
+    response.headers["X-Request-Id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+
+def _error_response(error: ApiError) -> web.Response:
+    return web.Response(
+        body=error.body(), status=error.status, headers=error.headers, content_type="application/json"
+    )
+
+
+def _from_framework(request: web.Request, error: web.HTTPException) -> ApiError:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allow = ", ".join(sorted(error.allowed_methods))
+        return ApiError(
+            405,
+            f"{request.method} is not allowed here, only {allow}",
+            code="method_not_allowed",
+            headers={"Allow": allow},
+        )
+    if isinstance(error, web.HTTPNotFound):
+        return ApiError(404, "there is no such path", code="not_found")
+    return ApiError(error.status, error.reason, code="http_error")

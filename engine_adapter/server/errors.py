@@ -1,0 +1,70 @@
+"""What may go wrong with a request, as OpenAI's clients expect to read it.
+
+Decides status, type and code of each refusal. Everything that a handler raises on purpose is an `ApiError`;
+all others are bugs and become a 500 that says nothing. It does not know which dialect the caller speaks:
+the Messages API wraps the same facts in its own envelope.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+
+class ApiError(Exception):
+    """An answer other than 200."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        error_type: str = "invalid_request_error",
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.error_type = error_type
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """OpenAI's error object."""
+        error = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+def bad_request(message: str, *, param: str | None = None, code: str = "invalid_request") -> ApiError:
+    """The request cannot be understood; `param` names the field."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def unsupported(param: str, what: str) -> ApiError:
+    """A known parameter that would change the answer and that this worker does not have."""
+    return ApiError(400, f"{what} is not supported by this worker", code="unsupported_parameter", param=param)
+
+
+def model_not_found(model: str, served: str) -> ApiError:
+    shown = model if len(model) <= 100 else model[:100] + "…"
+    message = f"the model {shown!r} does not exist here; this worker serves {served!r}"
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def not_found(message: str, *, param: str | None = None) -> ApiError:
+    return ApiError(404, message, code="not_found", param=param)
+
+
+def overloaded(message: str, *, retry_after_s: float = 1.0) -> ApiError:
+    """This worker cannot take the request now, another one may."""
+    headers = {"Retry-After": str(math.ceil(retry_after_s))}
+    return ApiError(503, message, code="overloaded", error_type="overloaded_error", headers=headers)
+
+
+def internal_error(message: str = "the worker failed on this request") -> ApiError:
+    return ApiError(500, message, code="internal_error", error_type="api_error")

@@ -1,0 +1,220 @@
+"""Prompts and their answers, n each: tokens from the engine become pieces of text.
+
+Decides when a choice ends on the side of the text: a stop string cuts the text and aborts what the engine
+still computes for it. Invariants: the pieces of a choice join to its whole text; every sampled token is
+counted once; the token of an end marker is counted but never shown. Leaving `pieces` early, by return,
+exception or cancellation, aborts everything in the engine.
+It does not know HTTP nor the shape of any answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine_adapter.async_engine import AsyncEngine
+from engine_adapter.engine.detokenizer import Detokenizer, StopStrings
+from engine_adapter.engine.llm_engine import StepOutput
+from engine_adapter.engine.sampling import SamplingParams, TokenLogprobs
+from engine_adapter.engine.sequence import EngineRequest, FinishReason, Timings
+from engine_adapter.engine.tokenizer import Tokenizer
+from engine_adapter.server.errors import ApiError, internal_error, overloaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the engine is asked, besides sampling."""
+
+    token_ids: list[int]
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How tokens become text."""
+
+    stop: Sequence[str] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledToken:
+    """A shown token with its log-probabilities, for requests that asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """New text of one choice, or its end (`finish_reason` set), or both."""
+
+    index: int
+    text: str
+    tokens: tuple[SampledToken, ...] = ()
+    finish_reason: str | None = None
+    stop_string: str | None = None  # the one that ended it
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What one request cost so far. Changed by `pieces`, read when it ends."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    timings: Timings | None = None  # of the first choice
+    token_gaps_s: list[float] = field(default_factory=list)  # between deliveries of the first choice
+    last_delivery_s: float | None = None
+
+    def milliseconds(self) -> dict[str, float]:
+        """Time in the queue, in prefill and in decode, of the first choice."""
+        timings = self.timings
+        if timings is None:
+            return {}
+        scheduled = timings.first_scheduled_s if timings.first_scheduled_s is not None else timings.arrival_s
+        first = timings.first_token_s if timings.first_token_s is not None else scheduled
+        last = timings.last_token_s if timings.last_token_s is not None else first
+        spans = {
+            "queue_ms": scheduled - timings.arrival_s,
+            "prefill_ms": first - scheduled,
+            "decode_ms": last - first,
+        }
+        return {name: round(seconds * 1000, 3) for name, seconds in spans.items()}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Choice:
+    index: int
+    detokenizer: Detokenizer
+    stops: StopStrings
+    pending_tokens: list[SampledToken] = field(default_factory=list)
+    is_finished: bool = False
+
+
+class Generation:
+    """n choices for each prompt; choice indices count prompt by prompt."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        options: TextOptions,
+        *,
+        num_choices: int = 1,
+    ) -> None:
+        self._engine = engine
+        self._choices: dict[str, _Choice] = {}
+        self._requests: list[EngineRequest] = []
+        for index, (prompt, choice) in enumerate(itertools.product(prompts, range(num_choices))):
+            request_id = secrets.token_hex(12)
+            self._requests.append(_engine_request(request_id, prompt, _of_choice(sampling, choice)))
+            self._choices[request_id] = _Choice(
+                index=index,
+                detokenizer=Detokenizer(tokenizer, skip_special_tokens=options.skip_special_tokens),
+                stops=StopStrings(options.stop, include_stop=options.include_stop),
+            )
+        self._num_choices = num_choices
+        self._cached_tokens: dict[int, int] = {}  # by the first choice of each prompt
+        self.tally = Tally(num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yield pieces of all choices as they come. Use under `contextlib.aclosing`.
+
+        Raises:
+            ApiError: overloaded, deadline passed, or the engine failed on this request.
+            RequestRefused, QueueFull, EngineDead: as `AsyncEngine.generate`.
+        """
+        async with contextlib.aclosing(self._engine.generate(self._requests)) as outputs:
+            async for output in outputs:
+                choice = self._choices[output.request_id]
+                if choice.is_finished:  # its stop string came before the engine heard of it
+                    continue
+                self._count(choice, output)
+                piece = self._take(choice, output)
+                if piece is not None:
+                    yield piece
+                if all(choice.is_finished for choice in self._choices.values()):
+                    return
+
+    def _count(self, choice: _Choice, output: StepOutput) -> None:
+        self.tally.num_completion_tokens += len(output.new_token_ids)
+        if choice.index % self._num_choices == 0:
+            self._cached_tokens[choice.index] = output.num_cached_tokens
+            self.tally.num_cached_tokens = sum(self._cached_tokens.values())
+        if choice.index != 0:
+            return
+        self.tally.timings = output.timings
+        now_s = time.monotonic()
+        if self.tally.last_delivery_s is not None:
+            self.tally.token_gaps_s.append(now_s - self.tally.last_delivery_s)
+        self.tally.last_delivery_s = now_s
+
+    def _take(self, choice: _Choice, output: StepOutput) -> Piece | None:
+        """Feed one step's tokens to the choice; return what may be shown."""
+        if output.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
+            raise _failure(output)
+        shown = output.new_token_ids
+        if output.finish_reason is FinishReason.STOP:
+            shown = shown[:-1]  # the id that means the end is no text
+        for token_id, logprobs in zip(shown, output.logprobs, strict=False):
+            if logprobs is not None:
+                choice.pending_tokens.append(SampledToken(token_id=token_id, logprobs=logprobs))
+        text = choice.stops.push(choice.detokenizer.push(shown))
+        reason = output.finish_reason.value if output.finish_reason else None
+        if reason is not None and choice.stops.matched is None:
+            text += choice.stops.push(choice.detokenizer.flush())
+        if choice.stops.matched is not None:
+            reason = "stop"
+            self._engine.abort(output.request_id)
+        elif reason is not None:
+            text += choice.stops.flush()
+        choice.is_finished = reason is not None
+        if not text and reason is None:
+            return None
+        tokens, choice.pending_tokens = tuple(choice.pending_tokens), []
+        return Piece(
+            index=choice.index,
+            text=text,
+            tokens=tokens,
+            finish_reason=reason,
+            stop_string=choice.stops.matched,
+        )
+
+
+def _of_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
+    """Choices of one seeded request differ from each other, and repeat as a whole."""
+    if choice == 0 or sampling.seed is None:
+        return sampling
+    return replace(sampling, seed=sampling.seed + choice)
+
+
+def _engine_request(request_id: str, prompt: Prompt, sampling: SamplingParams) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt.token_ids,
+        sampling=sampling,
+        cache_salt=prompt.cache_salt,
+        priority=prompt.priority,
+        deadline_s=prompt.deadline_s,
+    )
+
+
+def _failure(output: StepOutput) -> ApiError:
+    """What to tell a client whose sequence had no normal end."""
+    if output.finish_reason is FinishReason.TIMEOUT:
+        return overloaded("the request waited longer than its limit", retry_after_s=2)
+    if output.finish_reason is FinishReason.CAPACITY:
+        return overloaded("the prompt does not fit into the free KV memory", retry_after_s=5)
+    if output.finish_reason is FinishReason.ABORT:
+        return overloaded("the request was aborted by the operator")
+    return internal_error()

@@ -1,0 +1,102 @@
+"""What every handler needs, as one value: engine, tokenizer, template, names and limits.
+
+Decides the life of the process as clients see it (loading, ready, draining, dead). The server listens
+before the model is loaded, so that a health check can tell "starting" from "gone"; until then there is no
+`ServingContext`, and API requests get a 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from engine_adapter.async_engine import AsyncEngine
+from engine_adapter.engine.chat_template import ChatTemplate
+from engine_adapter.engine.tokenizer import Tokenizer
+from engine_adapter.server.errors import model_not_found, overloaded
+from engine_adapter.server.sampling_options import SamplingLimits
+from engine_adapter.worker_metrics import WorkerMetrics
+
+
+class Phase(enum.Enum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingContext:
+    """A loaded model, ready to answer."""
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    limits: SamplingLimits
+    model_names: tuple[str, ...]  # the first is the one reported
+    metrics: WorkerMetrics
+    max_queue_s: float
+    created_wall_s: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_name(self) -> str:
+        return self.model_names[0]
+
+    def check_model(self, name: str) -> None:
+        """Raise a 404 unless the name is served here."""
+        if name not in self.model_names:
+            raise model_not_found(name, self.model_name)
+
+    def deadline_s(self) -> float:
+        """The moment, on the engine's clock, until which a request may wait for its first step."""
+        return time.monotonic() + self.max_queue_s
+
+
+@dataclass(slots=True, kw_only=True)
+class Serving:
+    """The mutable state of the process: what it is doing, and the context once there is one."""
+
+    phase: Phase = Phase.LOADING
+    detail: str = "loading the model"
+    context: ServingContext | None = None
+    num_in_flight: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last request has left
+    started_wall_s: float = field(default_factory=time.time)
+
+    def enter(self) -> None:
+        """A request began."""
+        self.num_in_flight += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        """A request ended, by whatever way."""
+        self.num_in_flight -= 1
+        if self.num_in_flight == 0:
+            self.idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is in flight."""
+        if self.num_in_flight:
+            await self.idle.wait()
+
+    def ready_context(self) -> ServingContext:
+        """Return the context, or raise a 503 while requests cannot be taken."""
+        if self.context is None or self.phase is not Phase.READY:
+            raise overloaded(f"the worker is {self.phase.value}: {self.detail}", retry_after_s=2)
+        return self.context
+
+
+SERVING = web.AppKey("serving", Serving)
+
+
+def context_of(request: web.Request) -> ServingContext:
+    """The context for a handler.
+
+    Raises:
+        ApiError: 503 while loading, draining or dead.
+    """
+    return request.app[SERVING].ready_context()

@@ -1,0 +1,234 @@
+"""The life of the worker process: bind, load, serve, drain, end.
+
+Decides the order. The port is bound before the model is loaded, so a port in use is known at once; the
+server answers while loading, so that probes can tell "starting" from "gone". SIGTERM or SIGINT: new
+requests get a 503, running ones finish within the drain limit, exit code 0; a second signal ends at once. If
+the engine dies the process ends with code 1, for a supervisor to start it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+
+from engine_adapter.async_engine import AsyncEngine
+from engine_adapter.engine.chat_template import ChatTemplate
+from engine_adapter.engine.engine_config import EngineConfig
+from engine_adapter.engine.llm_engine import LLMEngine
+from engine_adapter.engine.loader import ModelUnusable, load_model, read_generation_defaults
+from engine_adapter.engine.model_store import prepare_model
+from engine_adapter.engine.tokenizer import load_tokenizer
+from engine_adapter.server.app import MAX_BODY_BYTES, build_app
+from engine_adapter.server.memory_check import TooLittleMemory, available_bytes, check_memory
+from engine_adapter.server.sampling_options import SamplingLimits
+from engine_adapter.server.serving import Phase, Serving, ServingContext
+from engine_adapter.worker_metrics import WorkerMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class StartupFailed(Exception):
+    """The worker cannot start; the message is one line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What the command line says."""
+
+    host: str = "127.0.0.1"
+    port: int = 8001
+    model: str | None = None
+    model_names: tuple[str, ...]
+    drain_timeout_s: float = 30.0
+    max_queue_s: float = 120.0
+    max_body_bytes: int = MAX_BODY_BYTES
+    dies_with_parent: bool = False
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+def run_server(config: ServerConfig) -> int:
+    """Serve until told to stop; return the exit code.
+
+    Raises:
+        StartupFailed: port in use, no such model, too little memory.
+    """
+    if config.dies_with_parent:
+        die_with_parent()
+    listener = bind(config.host, config.port)
+    return asyncio.run(_Server(config, listener).run())
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind, not yet listen."""
+    try:
+        return socket.create_server((host, port), family=_family(host), backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StartupFailed(f"cannot listen on {host}:{port} ({reason}): choose another --port") from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def die_with_parent() -> None:
+    """Ask Linux for a SIGTERM when the parent ends, so that a killed supervisor leaves no orphan."""
+    parent = os.getppid()
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    if os.getppid() != parent or parent == 1:  # it died before we asked
+        raise StartupFailed("the parent process is gone")
+
+
+class _Server:
+    """One run of the process. Its parts belong to one event loop."""
+
+    def __init__(self, config: ServerConfig, listener: socket.socket) -> None:
+        self._config = config
+        self._listener = listener
+        self._serving = Serving()
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        app = build_app(self._serving, max_body_bytes=self._config.max_body_bytes)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.SockSite(runner, self._listener).start()
+        try:
+            loaded = await self._first(self._load(loop), self._stop.wait())
+            if not isinstance(loaded, ServingContext):
+                _leave_at_once(0)  # told to stop while loading: nothing to finish
+                return 0
+            return await self._serve(loaded)
+        finally:
+            await runner.cleanup()
+
+    def _on_signal(self) -> None:
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    async def _serve(self, context: ServingContext) -> int:
+        context.engine.start()
+        self._serving.context, self._serving.phase, self._serving.detail = context, Phase.READY, "serving"
+        print(self._ready_line(context), flush=True)
+        await self._first(self._stop.wait(), context.engine.when_dead.wait())
+        if context.engine.when_dead.is_set():
+            self._serving.phase, self._serving.detail = Phase.DEAD, "the engine died"
+            logger.error("engine_dead_exiting")
+            return 1
+        self._serving.phase, self._serving.detail = Phase.DRAINING, "told to stop"
+        await self._first(
+            self._serving.wait_idle(), self._hurry.wait(), timeout_s=self._config.drain_timeout_s
+        )
+        if self._serving.num_in_flight:
+            logger.warning("drain_cut_off requests=%d", self._serving.num_in_flight)
+        await context.engine.close()
+        return 0
+
+    def _load(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[ServingContext]:
+        """Load on a thread that dies with the process, because torch cannot be interrupted."""
+        future: asyncio.Future[ServingContext] = loop.create_future()
+
+        def load() -> None:
+            try:
+                context = load_context(self._config, self._report)
+            except Exception as error:
+                loop.call_soon_threadsafe(future.set_exception, _startup_failure(error))
+            else:
+                loop.call_soon_threadsafe(future.set_result, context)
+
+        threading.Thread(target=load, name="load", daemon=True).start()
+        return future
+
+    def _report(self, line: str) -> None:
+        self._serving.detail = line
+        print(line, file=sys.stderr, flush=True)
+
+    def _ready_line(self, context: ServingContext) -> str:
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        stats = context.engine.latest_stats
+        took_s = time.time() - self._serving.started_wall_s
+        return (
+            f"worker ready: {context.model_name} on http://{shown}:{port} "
+            f"({str(self._config.engine.torch_dtype).removeprefix('torch.')}, "
+            f"KV memory for {stats.num_blocks_total * stats.block_size} tokens, started in {took_s:.1f} s)"
+        )
+
+    @staticmethod
+    async def _first(*awaitables: object, timeout_s: float | None = None) -> object:
+        """Wait for whichever comes first; return its result, or None at the limit. Cancels the others."""
+        tasks = [asyncio.ensure_future(item) for item in awaitables]  # type: ignore[call-overload]  # mixed kinds
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return next((task.result() for task in tasks if task in done), None)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def load_context(config: ServerConfig, report: object = print) -> ServingContext:
+    """Everything between a model name and an engine that can serve. Blocking.
+
+    Raises:
+        ModelUnusable, TooLittleMemory, ValueError: see `_startup_failure`.
+    """
+    directory = prepare_model(config.model, report)  # type: ignore[arg-type]
+    engine_config = config.engine
+    check_memory(
+        weight_bytes=_weight_bytes(directory, engine_config),
+        kv_bytes=0 if engine_config.num_kv_blocks else engine_config.kv_memory_bytes,
+        available=available_bytes() if engine_config.device == "cpu" else None,
+    )
+    loaded = load_model(directory, engine_config.torch_dtype)
+    tokenizer = load_tokenizer(directory, loaded.config.eos_token_ids)
+    engine = AsyncEngine(LLMEngine(loaded, engine_config))
+    return ServingContext(
+        engine=engine,
+        tokenizer=tokenizer,
+        template=ChatTemplate(tokenizer.files),
+        limits=SamplingLimits(
+            vocab_size=engine.vocab_size,
+            context_tokens=engine.max_model_len,
+            stop_token_ids=tokenizer.stop_token_ids,
+            defaults=read_generation_defaults(directory),
+        ),
+        model_names=config.model_names,
+        metrics=WorkerMetrics(config.model_names[0], lambda: engine.latest_stats),
+        max_queue_s=config.max_queue_s,
+    )
+
+
+def _weight_bytes(directory: Path, config: EngineConfig) -> int:
+    """Memory of the weights, taking the files for 16-bit: they nearly always are."""
+    on_disk = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    return on_disk * config.torch_dtype.itemsize // 2
+
+
+def _startup_failure(error: Exception) -> Exception:
+    """Expected causes become one line; anything else keeps its traceback."""
+    if isinstance(error, ModelUnusable | TooLittleMemory | ValueError):
+        return StartupFailed(str(error))
+    if isinstance(error, MemoryError):
+        return StartupFailed("too little memory for the model: lower --kv-memory or take a smaller model")
+    return error
+
+
+def _leave_at_once(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
