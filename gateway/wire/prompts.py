@@ -229,14 +229,22 @@ def _attachment_excess(message: bytes) -> int:
     samples = (message[at : at + 512] for at in (len(message) // 4, len(message) // 2, len(message) * 3 // 4))
     if all(b" " in sample for sample in samples):
         return 0
-    excess = 0
+    rest = message
     for opening in (b";base64,", b'"data":"', b'"data": "'):
-        start = message.find(opening)
-        while start >= 0:
-            begin = start + len(opening)
-            end = message.find(b'"', begin)
-            if end < 0:
-                break
-            excess += max(0, end - begin - _ATTACHMENT_BYTES)
-            start = message.find(opening, end)
-    return min(excess, len(message))
+        rest = _without_values(rest, opening)  # what one form took away, the next need not search
+    return len(message) - len(rest)
+
+
+def _without_values(message: bytes, opening: bytes) -> bytes:
+    """Shorten what stands between each `opening` and the next quote to `_ATTACHMENT_BYTES`."""
+    kept = []
+    begin = 0
+    start = message.find(opening)
+    while start >= 0:
+        value = start + len(opening)
+        end = message.find(b'"', value)
+        if end - value > _ATTACHMENT_BYTES:
+            kept.append(message[begin : value + _ATTACHMENT_BYTES])
+            begin = end
+        start = message.find(opening, max(end, value))
+    return message if not kept else b"".join([*kept, message[begin:]])
