@@ -140,17 +140,17 @@ def build_library(source: KernelSource, extra_options: tuple[str, ...] = ()) -> 
     options = (*_OPTIONS, *extra_options, *source.definitions)
     shim = FOLDER / "cuda_on_cpu.h"
     identity = "\0".join([source.fingerprint, shim.read_text(), *options, *includes, _compiler_version()])
-    target = cache_folder() / f"{source.module}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.so"
+    target = cache_folder() / f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.so"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     exports = "\n".join(f"EXPORT_KERNEL({kernel})" for kernel in source.kernels)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        unit, library = Path(folder, f"{source.module}.cpp"), Path(folder, "kernel.so")
-        unit.write_text(f'#include "{shim}"\n#line 1 "{source.module}.cu"\n{source.text}\n{exports}\n')
+        unit, library = Path(folder, "kernels.cpp"), Path(folder, "kernel.so")
+        unit.write_text(f'#include "{shim}"\n{source.text}\n{exports}\n')
         command = ["g++", *options, *includes, str(unit), "-o", str(library)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"g++ refused {source.module}:\n{done.stderr[-4000:]}")
+            raise RuntimeError(f"g++ refused the kernels:\n{done.stderr[-4000:]}")
         library.replace(target)  # atomic: a concurrent test run sees all of it or nothing
     return target

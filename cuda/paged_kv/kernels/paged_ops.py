@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from paged_kv.kernels.launcher import Launcher
-from paged_kv.kernels.source import heads_per_block, kernel_source
+from paged_kv.kernels.source import KernelSource, heads_per_block, kernel_source
 from paged_kv.layout import KVDtype, KVLayout
 
 NUM_THREADS = 128  # of every kernel that works on rows
@@ -90,7 +90,7 @@ class PagedKernels:
         key, value = with_aligned_rows(key), with_aligned_rows(value)
         num_rows = key.shape[0] * key.shape[1]
         self._launcher.launch(
-            kernel_source("write_kv", self._layout, query_dtype=_QUERY_DTYPES[key.dtype]),
+            self._source(key.dtype),
             "write_kv",
             (math.ceil(num_rows / self._rows_per_block), 2, 1),
             NUM_THREADS,
@@ -114,7 +114,7 @@ class PagedKernels:
         shape = (2, layout.num_kv_heads, num_kv_tokens, layout.head_dim)
         out = torch.empty(shape, dtype=dtype, device=self._arena.device)
         self._launcher.launch(
-            kernel_source("gather_kv", layout, query_dtype=_QUERY_DTYPES[dtype]),
+            self._source(dtype),
             "gather_kv",
             (math.ceil(num_kv_tokens / self._rows_per_block), layout.num_kv_heads, 2),
             NUM_THREADS,
@@ -142,9 +142,7 @@ class PagedKernels:
         workspace = parts if num_splits > 1 else (0, 0, 0)
         mixed = torch.empty(*workspace, self._layout.head_dim, device=query.device)
         stats = torch.empty(*workspace, 2, device=query.device)
-        source = kernel_source(
-            "paged_decode", self._layout, query_dtype=_QUERY_DTYPES[query.dtype], heads=self._heads
-        )
+        source = self._source(query.dtype)
         self._launcher.launch(
             source,
             "paged_decode",
@@ -187,7 +185,7 @@ class PagedKernels:
         num_vectors = range_bytes // 16
         parts = min(32, math.ceil(num_vectors / BYTE_MOVER_THREADS))
         self._launcher.launch(
-            kernel_source("copy_ranges", self._layout),
+            self._byte_mover_source(),
             "copy_ranges",
             (parts, len(target_offsets), 1),
             BYTE_MOVER_THREADS,
@@ -200,13 +198,21 @@ class PagedKernels:
         block_bytes = self._layout.block_bytes
         parts = min(32, math.ceil(block_bytes / 8 / BYTE_MOVER_THREADS))
         self._launcher.launch(
-            kernel_source("checksum", self._layout),
+            self._byte_mover_source(),
             "checksum_blocks",
             (parts, len(block_ids), 1),
             BYTE_MOVER_THREADS,
             (sums, self._arena, block_ids, np.int64(block_bytes)),
         )
         return sums
+
+    def _source(self, query_dtype: torch.dtype) -> KernelSource:
+        return kernel_source(self._layout, query_dtype=_QUERY_DTYPES[query_dtype], heads=self._heads)
+
+    def _byte_mover_source(self) -> KernelSource:
+        """Return the variant most likely compiled already: what only moves bytes is the same in all."""
+        dtype = KVDtype.BFLOAT16 if self._layout.dtype.is_quantised else self._layout.dtype
+        return kernel_source(self._layout, query_dtype=dtype, heads=self._heads)
 
     def _layer_arguments(self, layer: int) -> tuple[np.int32, np.int32, np.int32]:
         """Return num_kv_heads, tiles_per_block and layer_tile, in the kernels' order."""

@@ -1,8 +1,8 @@
 """The kernels' sources as text: which exist, how a layout becomes compiler definitions, what a change is.
 
-A kernel file is compiled for exactly one layout, so that loop bounds and strides are constants and registers
-are known. Headers are put in line: a source is then one self-contained string whose hash names every cache
-entry. This module knows no compiler.
+All kernel files are compiled together, for exactly one layout, so that loop bounds and strides are constants
+and registers are known. Headers are put in line: a source is then one self-contained string whose hash names
+every cache entry. This module knows no compiler.
 """
 
 import hashlib
@@ -14,7 +14,8 @@ from pathlib import Path
 from paged_kv.layout import KVDtype, KVLayout
 
 FOLDER = Path(__file__).parent
-MODULES = ("write_kv", "gather_kv", "paged_decode", "copy_ranges", "checksum")
+HEADER = "kv_types.cuh"
+FILES = ("write_kv.cu", "gather_kv.cu", "paged_decode.cu", "copy_ranges.cu", "checksum.cu")
 TYPE_NUMBERS = {
     KVDtype.FLOAT32: 0,
     KVDtype.BFLOAT16: 1,
@@ -22,19 +23,16 @@ TYPE_NUMBERS = {
     KVDtype.FP8_E4M3: 3,
     KVDtype.INT8: 4,
 }
-MAX_HEADS_PER_BLOCK = (
-    4  # 8 would halve the L2 reads of wide groups and need more registers than 3 blocks leave
-)
+# Eight would halve the cache reads of wide groups, but takes 251 registers: two blocks per processor, not 4.
+MAX_HEADS_PER_BLOCK = 4
 
-_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+)\(')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSource:
-    """One module's text and the definitions it is compiled with."""
+    """The text of all kernels and the definitions it is compiled with."""
 
-    module: str
     text: str
     definitions: tuple[str, ...]  # as on a command line: -DNAME=VALUE
 
@@ -51,10 +49,13 @@ class KernelSource:
 
 
 @cache
-def module_text(module: str) -> str:
-    """Return a module's source with our headers in line."""
-    text = (FOLDER / f"{module}.cu").read_text()
-    return _INCLUDE.sub(lambda match: (FOLDER / match.group(1)).read_text(), text)
+def joined_text() -> str:
+    """Return the header and all kernel files as one text; `#line` keeps each file's numbers in messages."""
+    parts = [f'#line 1 "{HEADER}"\n' + (FOLDER / HEADER).read_text().replace("#pragma once\n", "")]
+    for name in FILES:
+        text = (FOLDER / name).read_text().replace(f'#include "{HEADER}"', "")
+        parts.append(f'#line 1 "{name}"\n{text}')
+    return "\n".join(parts)
 
 
 def heads_per_block(num_heads: int, num_kv_heads: int) -> int:
@@ -63,23 +64,14 @@ def heads_per_block(num_heads: int, num_kv_heads: int) -> int:
     return max(size for size in range(1, MAX_HEADS_PER_BLOCK + 1) if group % size == 0)
 
 
-def layout_definitions(layout: KVLayout, query_dtype: KVDtype, heads: int) -> tuple[str, ...]:
-    """Return the definitions that specialise a module for a layout, a query type and heads per block."""
-    return (
+@cache
+def kernel_source(layout: KVLayout, *, query_dtype: KVDtype, heads: int) -> KernelSource:
+    """Return the kernels for a layout, a query type and `heads` query heads per thread block."""
+    definitions = (
         f"-DKV_DTYPE={TYPE_NUMBERS[layout.dtype]}",
         f"-DQUERY_DTYPE={TYPE_NUMBERS[query_dtype]}",
         f"-DHEAD_DIM={layout.head_dim}",
         f"-DBLOCK_SIZE={layout.block_size}",
         f"-DHEADS={heads}",
     )
-
-
-def kernel_source(
-    module: str, layout: KVLayout, *, query_dtype: KVDtype = KVDtype.FLOAT32, heads: int = 1
-) -> KernelSource:
-    """Return a module specialised for a layout; byte movers are the same for all."""
-    needs_layout = "kv_types.cuh" in (FOLDER / f"{module}.cu").read_text()
-    definitions = layout_definitions(layout, query_dtype, heads) if needs_layout else ()
-    if needs_layout and module != "paged_decode":  # one build whatever the grouping of heads
-        definitions = definitions[:-1]
-    return KernelSource(module=module, text=module_text(module), definitions=definitions)
+    return KernelSource(text=joined_text(), definitions=definitions)
