@@ -144,7 +144,6 @@ class Gateway:
             router=self.router,
             sessions=self.sessions,
             parser=self.parser,
-            proxy=self.proxy,
             metrics=self.metrics,
             clock=self._clock,
         )

@@ -19,7 +19,6 @@ from gateway.config import BackendSettings, Config, normalise_backend_url
 from gateway.errors import BadRequest, NotFound
 from gateway.fleet.registry import Fleet
 from gateway.metrics import GatewayMetrics
-from gateway.proxy import Proxy
 from gateway.routing.router import Router
 from gateway.sessions.store import SessionStore
 from gateway.values import Api, Backend, BackendId, SessionKey
@@ -66,7 +65,6 @@ class AdminParts:
     router: Router
     sessions: SessionStore
     parser: FactsParser
-    proxy: Proxy
     metrics: GatewayMetrics
     clock: Any
 
