@@ -89,7 +89,7 @@ class SseObserver:
         ):
             self.num_events += 1
             return
-        if b"\n" not in data and b"\r" not in data:
+        if b"\n" not in data and b"\r" not in data and not self._ends_with_carriage_return():
             self._keep(data)
             return
         if self._pending:
@@ -105,6 +105,10 @@ class SseObserver:
             self._take(data[:end])
             data = data[end:]
         self._keep(data.lstrip(b"\n"))
+
+    def _ends_with_carriage_return(self) -> bool:
+        """Whether the next byte decides what the last one was: half of a CRLF, or a line end of its own."""
+        return bool(self._pending) and self._pending[-1].endswith(b"\r")
 
     def _take(self, blocks: bytes) -> None:
         """Take complete blocks; blank lines at the start belong to none."""
