@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
+STALL_S = 0.005  # a wait that ends later than this after its time says that the event loop was held up
+
 
 class Unavailable(Exception):
     """Redis gave no usable answer; `kind` is a metrics label from a small fixed set."""
@@ -106,6 +108,10 @@ class RedisLink:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             await asyncio.wait({task}, timeout=max(0.0, deadline_s - self._clock()))
+            late_s = self._clock() - deadline_s
+            if late_s > STALL_S and not task.done():
+                # Our own loop stood still: the answer may have been here all the time.
+                await asyncio.wait({task}, timeout=min(late_s, self.budget_s))
         finally:
             self.call_seconds_total += self._clock() - started_s
         if not task.done():

@@ -1,0 +1,363 @@
+"""Redis slow, silent, gone, full or speaking nonsense: what it costs a request, and how it ends.
+
+Times are asserted only as "the budget, not the socket's timeout": 50 ms against a second and more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from fakes.redis_server import RedisProcess, redis_server
+from fakes.tcp_proxy import tcp_proxy
+from redis.asyncio import Redis
+from sessions.harness import ManualClock, started_redis_store, until, until_live
+
+from gateway.sessions.redis_store import RedisStore
+from gateway.sessions.settings import RedisSettings
+from gateway.sessions.store import BreakerState
+from gateway.values import BackendId, SessionKey
+
+pytestmark = pytest.mark.redis
+
+A, B = BackendId("a"), BackendId("b")
+KEY = SessionKey("00112233445566778899aabbccddeeff")
+WELL_BELOW_SOCKET_TIMEOUT_S = 0.7
+
+
+def key(number: int) -> SessionKey:
+    return SessionKey(f"{number:032x}")
+
+
+def proxied(port: int, **options: float) -> RedisSettings:
+    """Settings for a Redis at this port, with beats and probes ten times as fast as by default."""
+    return msgspec.convert(
+        {"url": f"redis://127.0.0.1:{port}/0", "heartbeat_interval_ms": 100, **options}, RedisSettings
+    )
+
+
+async def timed_claim(store: RedisStore, number: int) -> float:
+    """Claim a session of its own; how long that took."""
+    started_s = time.perf_counter()
+    await store.claim(key(number), A, 1)
+    return time.perf_counter() - started_s
+
+
+async def assert_outage_is_cheap(store: RedisStore, outage: list[float]) -> None:
+    """Requests at the beginning wait about one budget; once the breaker is open nobody asks at all."""
+    outage += await asyncio.gather(*(timed_claim(store, number) for number in range(100, 150)))
+    assert max(outage) < WELL_BELOW_SOCKET_TIMEOUT_S
+    assert store.stats().breaker is not BreakerState.CLOSED
+    assert store.stats().is_degraded
+    num_calls = store.stats().num_calls
+    for number in range(200, 300):
+        assert await store.claim(key(number), A, 1) is None
+        assert await store.get(key(number)) is None
+    assert store.stats().num_calls == num_calls
+
+
+async def test_paused_server(tmp_path: Path) -> None:
+    """A stopped process that keeps its connections: cheap while it lasts, known sessions keep their home,
+    and it is used again by itself."""
+    with redis_server(tmp_path) as server:
+        async with started_redis_store(proxied(server.port)) as store:
+            await until_live(store)
+            binding = await store.claim(KEY, A, 1)
+            assert binding is not None
+            server.pause()
+            try:
+                await assert_outage_is_cheap(store, [])
+                await store.renew(KEY, binding, context_tokens=77, num_turns=2)
+                found = await store.get(KEY)
+                assert found is not None
+                assert (found.backend_id, found.context_tokens) == (A, 77)
+            finally:
+                server.resume()
+            await until(lambda: store.stats().breaker is BreakerState.CLOSED, "the store is used again")
+            await until(lambda: not store.stats().is_degraded, "nothing is degraded any more")
+            await until(lambda: store.stats().num_pending_renewals == 0, "the renewal is sent")
+            assert (await store.claim(key(999), B, 1)).backend_id == B  # type: ignore[union-attr]  # None fails
+
+
+async def test_killed_and_restarted_server(tmp_path: Path) -> None:
+    """Refused connections cost nearly nothing; after a restart, with its data lost, new claims work again."""
+    with redis_server(tmp_path) as server:
+        async with started_redis_store(proxied(server.port)) as store:
+            await until_live(store)
+            await store.claim(KEY, A, 1)
+            server.kill()
+            await assert_outage_is_cheap(store, [])
+            assert (await store.get(KEY)).backend_id == A  # type: ignore[union-attr]  # None fails
+            server.start()
+            await until(lambda: not store.stats().is_degraded, "the store is used again")
+            assert (await store.claim(key(999), B, 1)).backend_id == B  # type: ignore[union-attr]  # None fails
+
+
+async def test_slow_server(shared_redis: RedisProcess) -> None:
+    """Answers after two seconds are as good as none; when it is quick again it is used again."""
+    async with (
+        tcp_proxy("127.0.0.1", shared_redis.port) as proxy,
+        started_redis_store(proxied(proxy.port)) as store,
+    ):
+        await until_live(store)
+        proxy.delay_s = 2.0
+        await assert_outage_is_cheap(store, [])
+        proxy.delay_s = 0.0
+        await until(lambda: store.stats().breaker is BreakerState.CLOSED, "the store is used again")
+
+
+async def test_black_hole(shared_redis: RedisProcess) -> None:
+    """Bytes that vanish while connections stay open."""
+    async with (
+        tcp_proxy("127.0.0.1", shared_redis.port) as proxy,
+        started_redis_store(proxied(proxy.port)) as store,
+    ):
+        await until_live(store)
+        proxy.is_silent = True
+        await assert_outage_is_cheap(store, [])
+        proxy.is_silent = False
+        await until(lambda: not store.stats().is_degraded, "the store is used again")
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$-7\r\n", b"*1\r\n", b"\x00\xff" * 9]
+)
+async def test_server_that_speaks_nonsense(shared_redis: RedisProcess, garbage: bytes) -> None:
+    """What answers is no Redis: the same as away, and no exception."""
+    async with tcp_proxy("127.0.0.1", shared_redis.port) as proxy:
+        proxy.garbage = garbage
+        async with started_redis_store(proxied(proxy.port, socket_timeout_ms=200)) as store:
+            for number in range(20):
+                assert await store.claim(key(number), A, 1) is None
+            assert store.stats().is_degraded
+            proxy.garbage = None
+            await until(lambda: not store.stats().is_degraded, "the store is used again")
+
+
+async def test_away_from_the_start() -> None:
+    """A store can be started, asked and closed while nobody listens where Redis should be."""
+    async with tcp_proxy("127.0.0.1", 1) as proxy, started_redis_store(proxied(proxy.port)) as store:
+        assert await store.get(KEY) is None
+        assert await store.claim(KEY, A, 1) is None
+        assert await store.rebind(KEY, 1, B, 1) is None
+        assert await store.end(KEY) is False
+        assert await store.list_by_backend(A) == ([], None)
+        assert await store.count_by_backend() == {}
+
+
+async def test_one_budget_for_all_calls_of_a_request(shared_redis: RedisProcess) -> None:
+    """Three calls that share a deadline wait one budget together, not one each."""
+    async with tcp_proxy("127.0.0.1", shared_redis.port) as proxy:
+        settings = proxied(proxy.port, budget_ms=300, breaker_failures=100, socket_timeout_ms=3000)
+        async with started_redis_store(settings) as store:
+            await until_live(store)
+            proxy.is_silent = True
+            started_s = time.perf_counter()
+            deadline_s = store.deadline()
+            assert await store.get(KEY, deadline_s) is None
+            assert await store.claim(KEY, A, 1, 0, deadline_s) is None
+            assert await store.rebind(KEY, 1, B, 1, 0, deadline_s) is None
+            assert 0.25 < time.perf_counter() - started_s < 0.75
+            assert store.stats().errors["budget_spent"] == 2
+
+
+async def test_more_requests_than_places(shared_redis: RedisProcess) -> None:
+    """A thousand claims at once through ten places on a slow way: each waits one budget at most, those that
+    get no answer go on without, and the store is whole again afterwards."""
+    async with (
+        tcp_proxy("127.0.0.1", shared_redis.port) as proxy,
+        started_redis_store(proxied(proxy.port, pool_size=10, budget_ms=100)) as store,
+    ):
+        await until_live(store)
+        proxy.delay_s = 0.02
+        waits = await asyncio.gather(*(timed_claim(store, number) for number in range(1000)))
+        assert max(waits) < WELL_BELOW_SOCKET_TIMEOUT_S
+        assert store.stats().errors["busy"] > 0
+        assert proxy.num_open <= 2 * 10 + 1
+        proxy.delay_s = 0.0
+        await until(lambda: store.stats().breaker is BreakerState.CLOSED, "the store is used again")
+        assert await store.claim(key(5000), A, 1) is not None
+
+
+async def test_cancelled_callers_leave_no_foreign_answers(shared_redis: RedisProcess) -> None:
+    """Five hundred callers leave at random moments of a slow claim; afterwards each session is found at its
+    own backend and never another's."""
+    chance = random.Random(7)
+    async with (
+        tcp_proxy("127.0.0.1", shared_redis.port) as proxy,
+        started_redis_store(
+            proxied(proxy.port, budget_ms=5000, local_max_sessions=1, heartbeat_interval_ms=5000)
+        ) as store,
+    ):
+        await until_live(store)
+        proxy.delay_s = 0.02
+
+        async def leave_early(number: int) -> None:
+            task = asyncio.create_task(store.claim(key(number), BackendId(f"own-{number}"), 1))
+            await asyncio.wait({task}, timeout=chance.uniform(0.0, 0.6))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        await asyncio.gather(*(leave_early(number) for number in range(500)))
+        proxy.delay_s = 0.0
+        num_found = 0
+        for number in range(500):
+            binding = await store.get(key(number))
+            if binding is not None:
+                assert binding.backend_id == f"own-{number}"
+                num_found += 1
+        assert num_found > 0
+        assert store.stats().errors == {}
+        assert proxy.num_open <= 16 + 1
+
+
+async def test_stall_of_our_own_loop_is_not_blamed_on_redis(shared_redis: RedisProcess) -> None:
+    """Something holds the event loop for longer than the budget while answers lie in the socket: they are
+    still taken, and the breaker stays closed."""
+    async with started_redis_store(RedisSettings(url=shared_redis.url)) as store:
+        await until_live(store)
+        await store.claim(KEY, A, 1)
+        claims = [asyncio.create_task(store.claim(key(number), A, 1)) for number in range(5)]
+        for _ in range(6):
+            await asyncio.sleep(0)  # until the commands are on their way
+        time.sleep(0.15)
+        assert all(await asyncio.gather(*claims))
+        assert store.stats().breaker is BreakerState.CLOSED
+
+
+async def test_claim_that_comes_late_is_remembered(shared_redis: RedisProcess) -> None:
+    """A claim whose caller gave up is completed, and the session's next turn finds it without asking."""
+    async with (
+        tcp_proxy("127.0.0.1", shared_redis.port) as proxy,
+        started_redis_store(proxied(proxy.port, breaker_failures=100)) as store,
+    ):
+        await until_live(store)
+        proxy.delay_s = 0.15
+        assert await store.claim(KEY, A, 1) is None
+        await until(lambda: store.stats().num_sessions == 1, "the answer has come")
+        hits = store.stats().num_local_hits
+        assert (await store.get(KEY)).backend_id == A  # type: ignore[union-attr]  # None fails
+        assert store.stats().num_local_hits == hits + 1
+
+
+@pytest.mark.parametrize("is_cutting_late", [False, True])
+async def test_connection_cut_at_each_command(
+    shared_redis: RedisProcess, redis: Redis, is_cutting_late: bool
+) -> None:
+    """The n-th piece sent cuts its connection, before or after it took effect, for n = 0, 1, 2 … until
+    a whole session passes uncut: no exception, and never a home that Redis does not hold."""
+    async with tcp_proxy("127.0.0.1", shared_redis.port) as proxy:
+        for cut_after in range(40):
+            await redis.flushdb()
+            settings = proxied(proxy.port, breaker_failures=1000, budget_ms=2000)
+            proxy.cut_after = None
+            async with started_redis_store(settings) as store:
+                proxy.cut_after, proxy.is_cutting_late = cut_after, is_cutting_late
+                claimed = await store.claim(KEY, A, 1)
+                if claimed is not None:
+                    await store.renew(KEY, claimed, context_tokens=5, num_turns=1)
+                    await store.flush()
+                    await store.rebind(KEY, claimed.version, B, 1)
+                found = await store.get(KEY)
+                was_cut = proxy.cut_after is None
+                proxy.cut_after = None
+                value = await redis.get("homing:{00}:s:" + KEY)
+                if found is not None:
+                    assert value is not None
+                    assert value.decode().split()[-1] in (A, B)
+                ended = await store.end(KEY)
+                assert ended == (value is not None)
+                assert await store.get(KEY) is None
+            if not was_cut:
+                break
+        else:
+            pytest.fail("a session never passed uncut")
+        assert cut_after > 3
+
+
+async def test_full_server_refuses_and_serves_what_it_has(shared_redis: RedisProcess, redis: Redis) -> None:
+    """Out of memory: claims answer None, homes are still read, and the breaker stays closed."""
+    async with started_redis_store(RedisSettings(url=shared_redis.url)) as store:
+        await until_live(store)
+        await store.claim(KEY, A, 1)
+        await redis.config_set("maxmemory", "1")
+        try:
+            async with started_redis_store(RedisSettings(url=shared_redis.url)) as fresh:
+                assert await fresh.claim(key(1), B, 1) is None
+                assert fresh.stats().is_degraded
+                assert fresh.stats().errors["refused"] == 1
+                assert (await fresh.get(KEY)).backend_id == A  # type: ignore[union-attr]  # None fails
+                assert fresh.stats().breaker is BreakerState.CLOSED
+        finally:
+            await redis.config_set("maxmemory", "0")
+        assert await store.claim(key(1), B, 1) is not None
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "x", "1 2 3", "1 1 1 1 1 http://10.0.0.1/", "\x00" * 50, "9" * 1000, '{"a":1}', "2 1 1 1 1 a"],
+)
+async def test_odd_value_counts_as_absent(shared_redis: RedisProcess, redis: Redis, value: str) -> None:
+    """What is no binding is no home; it is counted, and a claim replaces it."""
+    async with started_redis_store(RedisSettings(url=shared_redis.url)) as store:
+        await redis.set("homing:{00}:s:" + KEY, value, ex=100)
+        assert await store.get(KEY) is None
+        assert store.stats().errors["odd_value"] == 1
+        assert await store.rebind(KEY, 1, B, 1) is None
+        assert (await store.claim(KEY, A, 1)).backend_id == A  # type: ignore[union-attr]  # None fails
+
+
+async def test_other_type_and_immortal_value_count_as_absent(
+    shared_redis: RedisProcess, redis: Redis
+) -> None:
+    """A list where a binding should be, and a binding without an end, are both replaced by a claim."""
+    async with started_redis_store(RedisSettings(url=shared_redis.url)) as store:
+        await redis.rpush("homing:{00}:s:" + KEY, "x")
+        await redis.set("homing:{00}:s:" + key(1), "1 5 1 1 1 old")
+        for session in (KEY, key(1)):
+            assert await store.get(session) is None
+            assert (await store.claim(session, A, 1)).backend_id == A  # type: ignore[union-attr]  # None fails
+            assert await redis.ttl("homing:{00}:s:" + session) > 0
+
+
+async def test_no_session_without_an_end(shared_redis: RedisProcess, redis: Redis) -> None:
+    """Whatever callers do and wherever they leave, every key in Redis has a time to live."""
+    chance = random.Random(3)
+    async with started_redis_store(RedisSettings(url=shared_redis.url)) as store:
+
+        async def turn(number: int) -> None:
+            binding = await store.claim(key(number % 20), BackendId(f"b{number % 3}"), 1)
+            assert binding is not None
+            await store.renew(key(number % 20), binding, context_tokens=number, num_turns=1)
+            await store.rebind(key(number % 20), binding.version, B, 1)
+
+        tasks = [asyncio.create_task(turn(number)) for number in range(200)]
+        for task in tasks:
+            if chance.random() < 0.5:
+                await asyncio.sleep(0)
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await store.flush()
+        keys = [name async for name in redis.scan_iter()]
+        assert keys
+        for name in keys:
+            assert await redis.pttl(name) > 0, name
+
+
+async def test_clock_jumps_do_not_end_sessions(shared_redis: RedisProcess, redis: Redis) -> None:
+    """The wall clock of this machine may be set to any time: homes stay, and only what is shown changes."""
+    wall, clock = ManualClock(1e9), ManualClock(50.0)
+    settings = RedisSettings(url=shared_redis.url, heartbeat_interval_ms=20)
+    async with started_redis_store(settings, clock=clock, wall_clock=wall) as store:
+        await until_live(store)
+        claimed = await store.claim(KEY, A, 1)
+        assert claimed is not None
+        assert abs(claimed.expires_at_s - (1e9 + 3600)) < 1
+        for now_s in (2e9, 0.0, 1e9):
+            wall.now_s = now_s
+            assert (await store.get(KEY)) is not None
+        assert 3500 < await redis.ttl("homing:{00}:s:" + KEY) <= 3600
