@@ -328,10 +328,10 @@ class UpstreamConnection(asyncio.Protocol):
             )
 
     def _framing_error(self, exc: Exception) -> UpstreamError:
-        """Say what was wrong; after the head it is too late to try another backend."""
+        """Say what was wrong; once the head has been announced it is too late to try another backend."""
         refusal = exc if isinstance(exc, _Refused) else exc.__context__
         reason = str(refusal) if isinstance(refusal, _Refused) else f"invalid HTTP/1.1 ({exc})"
-        if self._has_head:
+        if self._exchange is not None and self._exchange.has_head:
             return UpstreamTruncated(f"the backend's answer broke off: {reason}")
         return UpstreamProtocolError(f"the backend's answer is not acceptable: {reason}")
 

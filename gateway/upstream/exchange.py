@@ -140,6 +140,11 @@ class Exchange:
 
     # -- for the connection
 
+    @property
+    def has_head(self) -> bool:
+        """The head has been announced: whoever sent the request may have acted on it."""
+        return self._head.done()
+
     def on_head(self) -> None:
         """The head's fields are filled in."""
         if not self._head.done():

@@ -107,14 +107,12 @@ class UpstreamPool:
         for connection in tuple(self._idle):
             connection.close()
         self._idle.clear()
-        if self._connections:
-            self._all_lost = self._loop.create_future()
-            if grace_s > 0:
-                await asyncio.wait((self._all_lost,), timeout=grace_s)
+        try:
+            await self._wait_all_lost(grace_s)
+        finally:  # cancelled or not, nothing survives
             for connection in tuple(self._connections):
                 connection.stop()
-            if not self._all_lost.done():
-                await asyncio.wait((self._all_lost,), timeout=1.0)
+        await self._wait_all_lost(1.0)
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -140,6 +138,13 @@ class UpstreamPool:
             self._all_lost.set_result(None)
 
     # -- inside
+
+    async def _wait_all_lost(self, timeout_s: float) -> None:
+        """Until no connection is left, or `timeout_s` has passed."""
+        if self._connections and timeout_s > 0:
+            if self._all_lost is None:
+                self._all_lost = self._loop.create_future()
+            await asyncio.wait((self._all_lost,), timeout=timeout_s)
 
     def _take_idle(self) -> UpstreamConnection | None:
         while self._idle:
