@@ -18,7 +18,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
-LONGEST_PENDING = 16  # ids; UTF-8 needs at most 4 bytes, so a longer run of broken bytes is shown as it is
+# An unfinished character of k bytes decodes to at most k marks (one in byte-level BPE, one a byte with byte
+# fallback), and k is at most 3.
+MOST_PENDING_MARKS = 3
 
 
 class Decoder(Protocol):
@@ -31,32 +33,38 @@ class Detokenizer:
     def __init__(self, decoder: Decoder, *, skip_special_tokens: bool = True) -> None:
         self._decoder = decoder
         self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []  # ids since the last boundary but one
-        self._num_shown = 0  # ids of the window whose text is out
+        self._window: list[int] = []  # ids from the last clean boundary but one to now
+        self._num_context_ids = 0  # leading ids of the window that end at the last clean boundary
+        self._num_shown_characters = 0  # of the window's text
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take new ids; return the text that is now certain. Changes: the window."""
         self._window.extend(token_ids)
-        piece = self._difference()
-        is_cut = piece.endswith(REPLACEMENT) and len(self._window) - self._num_shown < LONGEST_PENDING
-        if not piece or is_cut:
-            return ""
-        self._window = self._window[self._num_shown :]
-        self._num_shown = len(self._window)
+        text = self._decode(self._window)
+        certain = len(text) - _num_pending_marks(text)
+        piece = text[self._num_shown_characters : certain]
+        self._num_shown_characters = max(certain, self._num_shown_characters)
+        if certain == len(text) and len(self._window) > self._num_context_ids:
+            self._window = self._window[self._num_context_ids :]
+            self._num_context_ids = len(self._window)
+            self._num_shown_characters = len(self._decode(self._window))
         return piece
 
     def flush(self) -> str:
         """The sequence is over: return what was held back."""
-        piece = self._difference()
-        self._num_shown = len(self._window)
+        text = self._decode(self._window)
+        piece = text[self._num_shown_characters :]
+        self._num_shown_characters = len(text)
         return piece
-
-    def _difference(self) -> str:
-        shown = self._decode(self._window[: self._num_shown])
-        return self._decode(self._window)[len(shown) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+
+
+def _num_pending_marks(text: str) -> int:
+    """How many characters at the end may still turn into another one."""
+    count = len(text) - len(text.rstrip(REPLACEMENT))
+    return min(count, MOST_PENDING_MARKS)
 
 
 class StopStrings:
