@@ -8,6 +8,7 @@ the hash tag of all its keys. Without a Cluster there is one shard: then one scr
     homing:{07}:names             set      backends that have an index in this shard
     homing:{07}:probe             string   written to learn whether the shard can be written
     homing:{00}:load              hash     replica -> its load, see load_board.py
+    homing:{00}:orders            hash     backend id -> what operators asked for, see order_board.py
     homing:moves                  channel  "<version> <session key>": older copies are void
     homing:beat:<replica>         channel  a replica's own heartbeat
 """
@@ -29,6 +30,7 @@ class KeyLayout:
         self._shards = [f"{prefix}:{{{shard:02d}}}" for shard in range(num_shards)]
         self.moves_channel = f"{prefix}:moves"
         self.load_board = f"{self._shards[0]}:load"
+        self.orders = f"{self._shards[0]}:orders"
         self._prefix = prefix
 
     def shard_of(self, key: SessionKey) -> int:

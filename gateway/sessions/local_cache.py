@@ -4,8 +4,10 @@ An entry is *trusted* if it was read from Redis since the invalidation channel h
 gap (every later move was then heard), or else if it was read less than `trust_s` ago. An entry that is not
 trusted is still returned, marked so: it is checked with Redis if Redis answers and used if it does not.
 
-Order of arrival does not matter: a copy never replaces one of a greater version, and a void version is
-remembered for a while (`_floors`), so that a slow reader cannot put back what was declared void meanwhile.
+Answers may arrive in any order: one to an older question never replaces a greater version, and a void version
+is remembered for a while (`_floors`), so that a slow reader cannot put back what was declared void meanwhile.
+But an answer to a *later* question that shows a smaller version says that Redis has lost data (a fail-over
+before the move was copied), and then Redis is right: otherwise replicas would disagree for good.
 
 Bounded by number; the entry written longest ago goes first. Knows no I/O; all times are the caller's.
 """
@@ -34,7 +36,7 @@ class LocalCache:
         self._max_entries = max_entries
         self._trust_s = trust_s
         self._entries: OrderedDict[SessionKey, Entry] = OrderedDict()
-        self._floors: OrderedDict[SessionKey, int] = OrderedDict()
+        self._floors: OrderedDict[SessionKey, tuple[int, float]] = OrderedDict()  # version, when heard
         self.trusted_since_s = math.inf  # set by the invalidation channel; infinite while it does not work
         self.num_evictions = 0
 
@@ -55,8 +57,11 @@ class LocalCache:
     def put(self, key: SessionKey, record: Record, read_at_s: float) -> Record:
         """Remember what Redis said, unless something newer is known. Returns what is known now."""
         held = self._entries.get(key)
-        if record.version < self._floors.get(key, 0) or (held is not None and held.version > record.version):
-            return record if held is None else held
+        if held is not None and held.version > record.version and read_at_s <= held.read_at_s:
+            return held
+        floor, heard_at_s = self._floors.get(key, (0, 0.0))
+        if record.version < floor and read_at_s <= heard_at_s:
+            return record
         entry = Entry(
             record.backend_id,
             record.epoch,
@@ -96,12 +101,19 @@ class LocalCache:
         if entry is not None and entry.version == version:
             entry.read_at_s = max(entry.read_at_s, read_at_s)
 
-    def drop_below(self, key: SessionKey, version: int) -> None:
+    def doubt(self, key: SessionKey, version: int) -> None:
+        """Redis does not know this home any more: ask before the entry is used again."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.version == version:
+            entry.read_at_s = -math.inf
+
+    def drop_below(self, key: SessionKey, version: int, heard_at_s: float) -> None:
         """All copies below this version are void, also those still on their way here."""
         entry = self._entries.get(key)
         if entry is not None and entry.version < version:
             del self._entries[key]
-        self._floors[key] = max(version, self._floors.pop(key, 0))
+        floor, _ = self._floors.pop(key, (0, 0.0))
+        self._floors[key] = (max(version, floor), heard_at_s)
         if len(self._floors) > MAX_FLOORS:
             self._floors.popitem(last=False)
 

@@ -1,4 +1,4 @@
-"""The session store and the load board that the configuration asks for."""
+"""The session store and the two boards that the configuration asks for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gateway.sessions.load_board import LoadBoard, MemoryLoadBoard, RedisLoadBoard
 from gateway.sessions.memory import MemoryStore
+from gateway.sessions.order_board import MemoryOrderBoard, OrderBoard, RedisOrderBoard
 from gateway.sessions.redis_store import RedisStore
 from gateway.sessions.settings import SessionsSettings
 from gateway.sessions.store import SessionStore
@@ -25,3 +26,10 @@ def open_load_board(store: SessionStore, *, clock: Callable[[], float]) -> LoadB
     if isinstance(store, RedisStore):
         return RedisLoadBoard(store.link, clock=clock)
     return MemoryLoadBoard()
+
+
+def open_order_board(store: SessionStore, *, clock: Callable[[], float]) -> OrderBoard:
+    """The board of operators' orders; it uses the store's connections and lives as long."""
+    if isinstance(store, RedisStore):
+        return RedisOrderBoard(store.link, clock=clock)
+    return MemoryOrderBoard()

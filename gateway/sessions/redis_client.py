@@ -37,8 +37,8 @@ class CommandClient(Protocol):
 class _KnownCommands:
     """Tells redis-py's Cluster client where the key of a command is. Its own way is to fetch and parse the
     table of all commands with each refresh of the map of nodes, which held the loop for 0.24 s (measured on a
-    busy machine), just when a fail-over is under way. Scripts are known to it without; the other commands that
-    we send to a Cluster have their key first."""
+    busy machine), just when a fail-over is under way. Scripts are known to it without; the other commands
+    that we send to a Cluster have their key first."""
 
     async def initialize(self, node: object = None) -> None:
         """Nothing to learn."""

@@ -88,6 +88,11 @@ class RedisLink:
                 return state
         return BreakerState.CLOSED
 
+    @property
+    def num_under_way(self) -> int:
+        """Operations that have not ended, those included whose callers have left."""
+        return len(self._tasks)
+
     def is_open(self, shard: int) -> bool:
         """True while this shard is not asked."""
         return not self._breakers[shard].is_closed

@@ -62,12 +62,13 @@ class RedisStore:
         self.link = RedisLink(settings, clock=clock, environ=environ)
         self._layout = self.link.layout
         self._local = LocalCache(max_entries=settings.local_max_sessions, trust_s=settings.local_ttl_s)
-        self._pending = PendingRenewals(settings.max_pending_renewals)
+        per_shard = -(-settings.max_pending_renewals // self._layout.num_shards)
+        self._pending = [PendingRenewals(per_shard) for _ in range(self._layout.num_shards)]
         self._channel = InvalidationChannel(
             self.link,
             replica=uuid.uuid4().hex,
             interval_s=settings.heartbeat_interval_ms / 1000,
-            on_move=self._local.drop_below,
+            on_move=self._hear_move,
             clock=clock,
         )
         self._listing = RedisListing(self.link, wall_clock)
@@ -111,8 +112,12 @@ class RedisStore:
         shard = self._layout.shard_of(key)
 
         async def read() -> Record | None:
-            keys = [self._layout.session(shard, key)]
-            return self._remember(key, await self.link.run(self._read, keys, []), now_s)
+            reply = await self.link.run(self._read, [self._layout.session(shard, key)], [])
+            if reply == 0 and entry is not None and self._local.find(key, now_s) is entry:
+                # Redis has lost a session whose home we know (restarted empty, or failed over too early), and
+                # nobody ended it as far as we heard: it goes home, unless someone claims it first.
+                reply = await self.link.run(self._claim, self._keys(shard, key), self._home_again(key, entry))
+            return self._remember(key, reply, now_s)
 
         try:
             return self._shown(await self.link.ask(shard, read, self._limit(deadline_s)))
@@ -130,7 +135,7 @@ class RedisStore:
         if not is_storable(backend_id, epoch, context_tokens):
             return None
         shard = self._layout.shard_of(key)
-        arguments = [backend_id, epoch, context_tokens, self._ttl_ms, key]
+        arguments = [backend_id, epoch, context_tokens, self._ttl_ms, key, 0]
 
         async def claim() -> Record | None:
             return self._remember(
@@ -148,7 +153,8 @@ class RedisStore:
             context_tokens=context_tokens,
             num_turns=num_turns,
         )
-        self._pending.add(key, Renewal(binding.version, context_tokens, num_turns))
+        pending = self._pending[self._layout.shard_of(key)]
+        pending.add(key, Renewal(binding.version, context_tokens, num_turns))
 
     async def rebind(
         self,
@@ -183,7 +189,7 @@ class RedisStore:
     async def end(self, key: SessionKey) -> bool:
         shard = self._layout.shard_of(key)
         self._local.drop(key)
-        self._pending.discard(key)
+        self._pending[shard].discard(key)
         keys = self._keys(shard, key)[:2]
 
         async def end() -> object:
@@ -220,8 +226,8 @@ class RedisStore:
             num_local_hits=self._num_hits,
             num_local_misses=self._num_misses,
             num_evictions=self._local.num_evictions,
-            num_pending_renewals=len(self._pending),
-            num_dropped_renewals=self._pending.num_dropped,
+            num_pending_renewals=sum(map(len, self._pending)),
+            num_dropped_renewals=sum(pending.num_dropped for pending in self._pending),
             num_invalidations=self._channel.num_moves_heard,
             is_invalidation_live=is_live,
             num_calls=self.link.num_calls,
@@ -231,18 +237,14 @@ class RedisStore:
 
     async def flush(self) -> None:
         """Send the renewals that wait now; those that cannot be sent go on waiting."""
-        by_shard: dict[int, list[tuple[SessionKey, Renewal]]] = {}
-        for key, renewal in self._pending.take():
-            by_shard.setdefault(self._layout.shard_of(key), []).append((key, renewal))
-        unsent: list[tuple[SessionKey, Renewal]] = []
-        try:
-            for shard, renewals in by_shard.items():
-                for start in range(0, len(renewals), RENEWALS_PER_CALL):
-                    batch = renewals[start : start + RENEWALS_PER_CALL]
-                    if self.link.is_open(shard) or not await self._send(shard, batch):
-                        unsent.extend(batch)
-        finally:
-            self._pending.put_back(unsent)
+        for shard, pending in enumerate(self._pending):
+            for _ in range(0, len(pending), RENEWALS_PER_CALL):
+                if self.link.is_open(shard):
+                    break
+                batch = pending.take(RENEWALS_PER_CALL)
+                if not await self._send(shard, batch):
+                    pending.put_back(batch)
+                    break
 
     # --- private ---------------------------------------------------------------------------------
 
@@ -252,6 +254,13 @@ class RedisStore:
     def _keys(self, shard: int, key: SessionKey) -> list[str]:
         layout = self._layout
         return [layout.session(shard, key), layout.index_prefix(shard), layout.names(shard)]
+
+    def _home_again(self, key: SessionKey, entry: Record) -> list[Any]:
+        """Arguments of a claim for the home that this entry names, under a version that is newer."""
+        return [entry.backend_id, entry.epoch, entry.context_tokens, self._ttl_ms, key, entry.version + 1]
+
+    def _hear_move(self, key: SessionKey, version: int) -> None:
+        self._local.drop_below(key, version, self._clock())
 
     def _shown(self, record: Record | None) -> Binding | None:
         """What the caller sees: expiry as wall time, the clock that replicas share."""
@@ -304,6 +313,8 @@ class RedisStore:
         for (key, renewal), reply in zip(batch, replies, strict=True):
             if reply == 1:
                 self._local.confirm(key, renewal.version, sent_at_s)
+            elif reply == 0:
+                self._local.doubt(key, renewal.version)
             else:
                 self._remember(key, reply, sent_at_s)
         return True

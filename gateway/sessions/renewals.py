@@ -40,11 +40,10 @@ class PendingRenewals:
         self._renewals[key] = renewal
         self._drop_excess()
 
-    def take(self) -> list[tuple[SessionKey, Renewal]]:
-        """All that wait; none wait afterwards."""
-        taken = list(self._renewals.items())
-        self._renewals.clear()
-        return taken
+    def take(self, limit: int) -> list[tuple[SessionKey, Renewal]]:
+        """The oldest that wait, so many at most; they wait no more."""
+        number = min(limit, len(self._renewals))
+        return [self._renewals.popitem(last=False) for _ in range(number)]
 
     def put_back(self, unsent: list[tuple[SessionKey, Renewal]]) -> None:
         """Return what could not be sent, unless something newer came meanwhile; to the old end."""

@@ -71,7 +71,7 @@ def test_confirmation_renews_trust_of_that_version_only() -> None:
 def test_void_copy_on_its_way_is_not_kept() -> None:
     """A read that was overtaken by the news of a move does not bring the old home back."""
     local = cache()
-    local.drop_below(KEY, 5)
+    local.drop_below(KEY, 5, 0.0)
     local.put(KEY, record(version=4), read_at_s=0.0)
     assert local.find(KEY, 1.0) is None
     local.put(KEY, record(version=5), read_at_s=0.0)
@@ -82,10 +82,10 @@ def test_news_of_an_older_move_changes_nothing() -> None:
     """Our own move is heard too, after its result is known: the result stays."""
     local = cache()
     local.put(KEY, record(version=5), read_at_s=0.0)
-    local.drop_below(KEY, 5)
-    local.drop_below(KEY, 3)
+    local.drop_below(KEY, 5, 0.0)
+    local.drop_below(KEY, 3, 0.0)
     assert local.find(KEY, 1.0) is not None
-    local.drop_below(KEY, 6)
+    local.drop_below(KEY, 6, 0.0)
     assert local.find(KEY, 1.0) is None
 
 
@@ -126,11 +126,27 @@ def test_memory_of_void_versions_is_bounded() -> None:
     """However many moves are heard, only the last ones are remembered."""
     local = cache()
     for number in range(MAX_FLOORS + 5):
-        local.drop_below(SessionKey(str(number)), 5)
+        local.drop_below(SessionKey(str(number)), 5, 0.0)
     local.put(SessionKey("0"), record(version=4), read_at_s=0.0)
     local.put(SessionKey(str(MAX_FLOORS)), record(version=4), read_at_s=0.0)
     assert local.find(SessionKey("0"), 1.0) is not None
     assert local.find(SessionKey(str(MAX_FLOORS)), 1.0) is None
+
+
+def test_later_answer_with_a_smaller_version_is_believed() -> None:
+    """When Redis itself has gone back (a fail-over lost a move), what it says later counts, so that all
+    replicas agree again; what it said before does not."""
+    local = cache()
+    local.put(KEY, record(version=7), read_at_s=5.0)
+    local.put(KEY, record(version=3), read_at_s=5.0)
+    assert local.find(KEY, 6.0).version == 7  # type: ignore[union-attr]  # None fails
+    local.put(KEY, record(version=3), read_at_s=6.0)
+    assert local.find(KEY, 6.0).version == 3  # type: ignore[union-attr]  # None fails
+    local.drop_below(KEY, 9, heard_at_s=8.0)
+    local.put(KEY, record(version=4), read_at_s=8.0)
+    assert local.find(KEY, 9.0) is None
+    local.put(KEY, record(version=4), read_at_s=9.0)
+    assert local.find(KEY, 9.0) is not None
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "void"]), st.integers(1, 6))))
@@ -142,7 +158,7 @@ def test_versions_never_go_back(events: list[tuple[str, int]]) -> None:
         if kind == "put":
             local.put(KEY, record(version=version), read_at_s=0.0)
         else:
-            local.drop_below(KEY, version)
+            local.drop_below(KEY, version, 0.0)
             least = max(least, version)
         entry = local.find(KEY, 1.0)
         if entry is not None:

@@ -84,9 +84,10 @@ async def test_paused_server(tmp_path: Path) -> None:
 
 
 async def test_killed_and_restarted_server(tmp_path: Path) -> None:
-    """Refused connections cost nearly nothing; after a restart, with its data lost, new claims work again."""
+    """Refused connections cost nearly nothing; after a restart, with its data lost, known sessions go home
+    again for all replicas and new claims work."""
     with redis_server(tmp_path) as server:
-        async with started_redis_store(proxied(server.port)) as store:
+        async with started_redis_store(proxied(server.port, local_ttl_s=0.001)) as store:
             await until_live(store)
             await store.claim(KEY, A, 1)
             server.kill()
@@ -94,7 +95,44 @@ async def test_killed_and_restarted_server(tmp_path: Path) -> None:
             assert (await store.get(KEY)).backend_id == A  # type: ignore[union-attr]  # None fails
             server.start()
             await until(lambda: not store.stats().is_degraded, "the store is used again")
+            assert (await store.get(KEY)).backend_id == A  # type: ignore[union-attr]  # None fails
             assert (await store.claim(key(999), B, 1)).backend_id == B  # type: ignore[union-attr]  # None fails
+            async with started_redis_store(proxied(server.port)) as second:
+                assert (await second.get(KEY)).backend_id == A  # type: ignore[union-attr]  # None fails
+
+
+async def test_lost_session_goes_home_at_its_next_turn(shared_redis: RedisProcess, redis: Redis) -> None:
+    """Redis forgets everything without anybody noticing: the renewal of a turn brings it to light and writes
+    nothing; the session's next turn binds it to the same home again, under a newer version."""
+    async with started_redis_store(RedisSettings(url=shared_redis.url, budget_ms=1000)) as store:
+        await until_live(store)
+        before = await store.claim(KEY, A, 1, 500)
+        assert before is not None
+        await redis.flushdb()
+        await store.renew(KEY, before, context_tokens=700, num_turns=1)
+        await store.flush()
+        assert await redis.dbsize() == 0
+        after = await store.get(KEY)
+        assert after is not None
+        assert (after.backend_id, after.context_tokens) == (A, 700)
+        assert after.version > before.version
+        assert await redis.exists("homing:{00}:s:" + KEY)
+
+
+async def test_lost_session_follows_whoever_claimed_it_since(
+    shared_redis: RedisProcess, redis: Redis
+) -> None:
+    """After a loss of data the first claim wins, also over a home that another replica remembers."""
+    config = RedisSettings(url=shared_redis.url, budget_ms=1000)
+    async with started_redis_store(config) as store, started_redis_store(config) as other:
+        await until_live(store)
+        before = await store.claim(KEY, A, 1)
+        assert before is not None
+        await redis.flushdb()
+        await other.claim(KEY, B, 1)
+        await store.renew(KEY, before, context_tokens=700, num_turns=1)
+        await store.flush()
+        assert (await store.get(KEY)).backend_id == B  # type: ignore[union-attr]  # None fails
 
 
 async def test_slow_server(shared_redis: RedisProcess) -> None:
@@ -211,6 +249,7 @@ async def test_cancelled_callers_leave_no_foreign_answers(shared_redis: RedisPro
                 assert binding.backend_id == f"own-{number}"
                 num_found += 1
         assert num_found > 0
+        await until(lambda: store.link.num_under_way == 0, "nothing is left under way")
         assert store.stats().errors == {}
         assert proxy.num_open <= 16 + 1
 

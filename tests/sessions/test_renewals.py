@@ -17,8 +17,8 @@ def test_turns_of_one_session_become_one_renewal() -> None:
     pending = PendingRenewals(10)
     pending.add(K1, renewal(num_turns=1))
     pending.add(K1, renewal(num_turns=2))
-    assert pending.take() == [(K1, renewal(num_turns=2))]
-    assert pending.take() == []
+    assert pending.take(10) == [(K1, renewal(num_turns=2))]
+    assert pending.take(10) == []
 
 
 def test_older_home_does_not_replace_newer() -> None:
@@ -26,7 +26,7 @@ def test_older_home_does_not_replace_newer() -> None:
     pending = PendingRenewals(10)
     pending.add(K1, renewal(version=2))
     pending.add(K1, renewal(version=1))
-    assert pending.take() == [(K1, renewal(version=2))]
+    assert pending.take(10) == [(K1, renewal(version=2))]
 
 
 def test_bound_drops_the_oldest_and_counts() -> None:
@@ -34,8 +34,17 @@ def test_bound_drops_the_oldest_and_counts() -> None:
     pending = PendingRenewals(2)
     for key in (K1, K2, K3):
         pending.add(key, renewal())
-    assert [key for key, _ in pending.take()] == [K2, K3]
+    assert [key for key, _ in pending.take(10)] == [K2, K3]
     assert pending.num_dropped == 1
+
+
+def test_taking_is_bounded() -> None:
+    """The oldest are taken first, and the rest goes on waiting."""
+    pending = PendingRenewals(10)
+    for key in (K1, K2, K3):
+        pending.add(key, renewal())
+    assert [key for key, _ in pending.take(2)] == [K1, K2]
+    assert [key for key, _ in pending.take(2)] == [K3]
 
 
 def test_put_back_keeps_order_and_yields_to_newer() -> None:
@@ -43,11 +52,11 @@ def test_put_back_keeps_order_and_yields_to_newer() -> None:
     pending = PendingRenewals(10)
     pending.add(K1, renewal(num_turns=1))
     pending.add(K2, renewal(num_turns=1))
-    taken = pending.take()
+    taken = pending.take(10)
     pending.add(K2, renewal(num_turns=2))
     pending.add(K3, renewal(num_turns=1))
     pending.put_back(taken)
-    assert pending.take() == [
+    assert pending.take(10) == [
         (K1, renewal(num_turns=1)),
         (K2, renewal(num_turns=2)),
         (K3, renewal(num_turns=1)),
@@ -59,10 +68,10 @@ def test_put_back_respects_the_bound() -> None:
     pending = PendingRenewals(2)
     pending.add(K1, renewal())
     pending.add(K2, renewal())
-    taken = pending.take()
+    taken = pending.take(10)
     pending.add(K3, renewal())
     pending.put_back(taken)
-    assert [key for key, _ in pending.take()] == [K2, K3]
+    assert [key for key, _ in pending.take(10)] == [K2, K3]
 
 
 def test_discarded_is_not_sent() -> None:

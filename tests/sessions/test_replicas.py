@@ -164,6 +164,25 @@ async def test_move_not_heard_is_followed_within_the_stated_bound(shared_redis: 
             assert await home(deaf) == B
 
 
+async def test_move_lost_by_a_fail_over_is_undone_everywhere(
+    shared_redis: RedisProcess, redis: Redis
+) -> None:
+    """Redis fails over to a copy that lacks a move: the replica that made it follows what Redis holds now, as
+    the others do, and can move the session again."""
+    clock = ManualClock()
+    name = "homing:{00}:s:" + KEY
+    async with started_redis_store(settings(shared_redis), clock=clock) as store:
+        await until_live(store)
+        old = await bound(store)
+        value_before = await redis.get(name)
+        assert await store.rebind(KEY, old.version, B, 1) is not None
+        await redis.set(name, value_before, ex=100)
+        clock.now_s += 31
+        store._set_trust(None)
+        assert await home(store) == A
+        assert (await store.rebind(KEY, old.version, C, 1)).backend_id == C  # type: ignore[union-attr]  # None fails
+
+
 async def test_silent_channel_is_noticed_and_opened_anew(shared_redis: RedisProcess) -> None:
     """A subscription that stays open and carries nothing is given up after three beats; what was read before
     is asked for again, and the new subscription is trusted."""
