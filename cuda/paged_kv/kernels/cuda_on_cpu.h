@@ -13,17 +13,15 @@
 // What this does not show: races that no schedule of whole warps exposes, the memory model, streams, cp.async,
 // tensor cores, inline PTX, fast-math rounding. One launch at a time per process (the Python side holds a lock).
 #pragma once
+#include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <ucontext.h>
 #include <vector_types.h>
 
-#include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #undef __global__
 #undef __device__
@@ -44,7 +42,8 @@ namespace cuda_on_cpu {
 
 constexpr size_t STACK_BYTES = 64 << 10;
 constexpr unsigned WARP_LANES = 32;
-constexpr unsigned MAX_WARPS = 32;  // 1024 threads, CUDA's own limit
+constexpr unsigned MAX_THREADS = 1024;  // of a block: CUDA's own limit
+constexpr unsigned MAX_WARPS = MAX_THREADS / WARP_LANES;
 
 enum class Waiting { NOT, FOR_WARP, FOR_BLOCK };
 
@@ -64,8 +63,9 @@ struct Exchange {
 };
 
 struct Machine {
-    std::vector<Fiber> fibers;
-    std::vector<char*> stacks;
+    Fiber fibers[MAX_THREADS];
+    alignas(64) char stacks[MAX_THREADS][STACK_BYTES];  // pages that no fiber touches take no memory
+    unsigned num_threads;
     Exchange exchange[MAX_WARPS];
     jmp_buf scheduler;
     Fiber* current;
@@ -120,12 +120,8 @@ __attribute__((noinline)) static void run_fiber(Fiber* fiber) {
 // ---- one block --------------------------------------------------------------------------------------------------
 
 static void start_fibers() {
-    const unsigned num_threads = blockDim.x * blockDim.y * blockDim.z;
-    machine.fibers.resize(num_threads);
-    while (machine.stacks.size() < num_threads) {
-        machine.stacks.push_back(static_cast<char*>(aligned_alloc(64, STACK_BYTES)));
-    }
-    for (unsigned number = 0; number < num_threads; number++) {
+    machine.num_threads = blockDim.x * blockDim.y * blockDim.z;
+    for (unsigned number = 0; number < machine.num_threads; number++) {
         Fiber& fiber = machine.fibers[number];
         const unsigned row = number / blockDim.x;
         fiber.is_started = fiber.is_done = false;
@@ -160,24 +156,29 @@ static bool run_warp(unsigned first, unsigned end) {
 
 static void run_block() {
     start_fibers();
-    const unsigned num_threads = machine.fibers.size(), num_warps = (num_threads + WARP_LANES - 1) / WARP_LANES;
+    const unsigned num_threads = machine.num_threads, num_warps = (num_threads + WARP_LANES - 1) / WARP_LANES;
     unsigned order[MAX_WARPS];
     for (unsigned i = 0; i < num_warps; i++) order[i] = i;
     while (!machine.error[0]) {
-        for (unsigned i = num_warps - 1; i > 0; i--) std::swap(order[i], order[random_below(i + 1)]);
+        for (unsigned i = num_warps - 1; i > 0; i--) {
+            const unsigned other = random_below(i + 1), moved = order[i];
+            order[i] = order[other];
+            order[other] = moved;
+        }
         bool has_run = false;
         for (unsigned i = 0; i < num_warps; i++) {
             const unsigned first = order[i] * WARP_LANES;
             has_run |= run_warp(first, first + WARP_LANES < num_threads ? first + WARP_LANES : num_threads);
         }
         unsigned num_done = 0, num_at_barrier = 0;
-        for (const Fiber& fiber : machine.fibers) {
+        for (unsigned i = 0; i < num_threads; i++) {
+            const Fiber& fiber = machine.fibers[i];
             num_done += fiber.is_done;
             num_at_barrier += !fiber.is_done && fiber.waiting == Waiting::FOR_BLOCK;
         }
         if (num_done == num_threads) return;
         if (num_at_barrier == num_threads) {
-            for (Fiber& fiber : machine.fibers) fiber.waiting = Waiting::NOT;
+            for (unsigned i = 0; i < num_threads; i++) machine.fibers[i].waiting = Waiting::NOT;
         } else if (num_at_barrier + num_done == num_threads) {
             fail("__syncthreads() is not reached by threads that have exited");
         } else if (!has_run) {

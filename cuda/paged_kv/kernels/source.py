@@ -49,10 +49,10 @@ class KernelSource:
 
 
 @cache
-def joined_text() -> str:
-    """Return the header and all kernel files as one text; `#line` keeps each file's numbers in messages."""
+def joined_text(files: tuple[str, ...] = FILES) -> str:
+    """Return the header and kernel files as one text; `#line` keeps each file's numbers in messages."""
     parts = [f'#line 1 "{HEADER}"\n' + (FOLDER / HEADER).read_text().replace("#pragma once\n", "")]
-    for name in FILES:
+    for name in files:
         text = (FOLDER / name).read_text().replace(f'#include "{HEADER}"', "")
         parts.append(f'#line 1 "{name}"\n{text}')
     return "\n".join(parts)
