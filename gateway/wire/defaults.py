@@ -87,37 +87,10 @@ IGNORED_VALUES: Final = (
 # `{{CHAT_ID}}`, `${CHAT_ID}`, `<chat-id>`, `%CHAT_ID%`, `$CHAT_ID`: templates that nobody filled in.
 IGNORED_PATTERN: Final = r"\{\{.*\}\}|\$\{.*\}|<[^<>]*>|%[A-Za-z_]+%|\$[A-Za-z_]+|\{[A-Za-z_.]+\}"
 
-_MONTH: Final = (
-    "(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?"
-    "|Sep(?:t(?:ember)?)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
-)
-
 # (name, regular expression, what is hashed in its place), applied in this order to system prompts only.
+# Dates and clocks are not here: `dates` finds them faster than expressions could.
 VOLATILE_TEXT: Final = (
     # Claude Code's first system text; `cch=` differs on every request.
     ("claude_code_billing", r"\Ax-anthropic-billing-header:[^\n]*\n?", ""),
-    # Tried before the plainer forms: 2026-11-29, 2026-11-29T08:15:00.123Z, 2026-11-29 08:15:00+01:00
-    (
-        "iso_date",
-        r"\b\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?",
-        "<date>",
-    ),
-    ("slash_date", r"\b(?:\d{1,2}([/.])\d{1,2}\1\d{4}|\d{4}/\d{1,2}/\d{1,2})\b", "<date>"),
-    # November 29, 2026 and 29 Nov 2026, with or without the day's name before
-    (
-        "written_date",
-        rf"\b(?:(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?,?\s+)?"
-        rf"(?:{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?|\d{{1,2}}(?:st|nd|rd|th)?\s+{_MONTH}),?\s+\d{{4}}\b",
-        "<date>",
-    ),
-    (
-        "clock",
-        r"\b\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s?(?:[AaPp]\.[Mm]\.|[AaPp][Mm]\b))?",
-        "<time>",
-    ),
-    (
-        "weekday_today",
-        r"\b(?:[Tt]oday is|[Dd]ay of (?:the )?week:)\s+(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b",
-        "<weekday>",
-    ),
+    ("weekday", r"oday is (?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b", "oday is <weekday>"),
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -28,8 +27,7 @@ _BY_RANK: Final = itemgetter(0)
 _SESSION_SUFFIX: Final = re.compile(r"_session_([^\s{}\"]+)\Z")
 
 
-@dataclass(slots=True)
-class HeaderScan:
+class HeaderScan(msgspec.Struct, gc=False):
     """What one pass over the headers found."""
 
     candidates: list[tuple[int, bytes]]  # (rank of the header, value), in order of arrival

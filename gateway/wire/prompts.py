@@ -12,9 +12,7 @@ changes no result. Invariant: no prompt text leaves this module. Knows nothing o
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,10 +24,16 @@ from gateway.wire.keys import KeyHasher, Scope, length_prefixed, to_bytes
 from gateway.wire.normalise import TextNormaliser, canonical_message, content_texts, without_cache_control
 from gateway.wire.settings import KeySettings
 
-# How nearly every client begins a message; the rest is decoded.
-_HEAD: Final = re.compile(rb'\{\s*(?:"type"\s*:\s*"(\w+)"\s*,\s*)?"role"\s*:\s*"(\w+)"')
+_OPENING_LENGTH: Final = 13
+# How nearly every client's messages begin, in the two spellings of JSON writers; the rest is decoded.
+_ROLE_BY_OPENING: Final = {
+    (b'{"role":%b"%b"' % (space, role.encode()))[:_OPENING_LENGTH]: role
+    for role in ("system", "developer", "user", "assistant", "tool")
+    for space in (b"", b" ")
+}
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _EMPTY_USER_MESSAGE: Final = len(b'{"role":"user","content":""}')
+_OPENING_REACH: Final = 256  # a message's text begins within so many bytes
 _MARKER_REACH: Final = 96  # a cache marker on the last part of a message lies this close to its end
 _MAX_MARKERS: Final = 4  # Anthropic's limit of cache breakpoints in one request
 _LARGE_MESSAGE: Final = 16_384  # smaller ones hold no picture worth looking for
@@ -53,8 +57,7 @@ class SystemBlock(NamedTuple):
     chain_hash: int
 
 
-@dataclass(slots=True, kw_only=True)
-class Prompt:
+class Prompt(msgspec.Struct, kw_only=True, gc=False):
     """The prompt of one request."""
 
     system: SystemBlock | None = None
@@ -70,10 +73,11 @@ class PromptReader:
 
     def __init__(self, settings: KeySettings, hasher: KeyHasher) -> None:
         self._hasher = hasher
-        self._normaliser = TextNormaliser(settings.normalisers)
+        self._normaliser = TextNormaliser(settings.normalisers, ignores_dates=settings.ignores_dates)
         self._min_user_bytes = _EMPTY_USER_MESSAGE + settings.fingerprint_min_bytes
         self._max_prefix = settings.max_prefix_messages
-        self._auxiliary = tuple(settings.auxiliary_prompts)
+        self._auxiliary = settings.auxiliary_prompts
+        self._auxiliary_json = [msgspec.json.encode(text)[1:-1] for text in settings.auxiliary_prompts]
         self._memo: OrderedDict[int, SystemBlock | None] = OrderedDict()
         self._max_memo = settings.prompt_memo_entries
 
@@ -91,9 +95,16 @@ class PromptReader:
         self._chain(prompt, scope.seed, system_bytes, turns)
         if wants_fingerprint:
             prompt.first_user = self._first_user(messages, roles.first_user)
-        if self._auxiliary and len(turns) == 1 and not prompt.is_follow_up:
-            prompt.is_auxiliary = _text_of(turns[0]).startswith(self._auxiliary)
+        if len(turns) == 1:
+            prompt.is_auxiliary = self._is_auxiliary(turns[0])
         return prompt
+
+    def _is_auxiliary(self, turn: bytes) -> bool:
+        """Whether the only turn of a prompt begins like an auxiliary one."""
+        opening = turn[:_OPENING_REACH]
+        if not any(text in opening for text in self._auxiliary_json):
+            return False  # spares most first turns the decoding
+        return _text_of(turn).startswith(self._auxiliary)
 
     def _chain(self, prompt: Prompt, seed: int, system_bytes: int, turns: list[bytes]) -> None:
         """Hash the block and each turn into the prefix. Changes `prompt`."""
@@ -183,17 +194,15 @@ class _Roles:
         self.num_system = 0
         self.first_user: int | None = None
         self.has_answer = False
-        is_leading = True
         for index, message in enumerate(messages):
-            role = _role(message)
-            if is_leading and role in _SYSTEM_ROLES:
-                self.num_system = index + 1
-                continue
-            is_leading = False
+            role = _ROLE_BY_OPENING.get(message[:_OPENING_LENGTH]) or _role(message)
             if role == "user":
                 if self.first_user is None:
                     self.first_user = index
-            elif role not in _SYSTEM_ROLES:
+            elif role in _SYSTEM_ROLES:
+                if self.num_system == index:
+                    self.num_system += 1
+            else:
                 self.has_answer = True
                 if self.first_user is not None:
                     return
@@ -201,9 +210,6 @@ class _Roles:
 
 def _role(message: bytes) -> str:
     """Return the role of a message, or the type of an item that has none (Responses: function calls)."""
-    found = _HEAD.match(message)
-    if found is not None:
-        return found.group(2).decode()
     head = _decode_head(message)
     return head.role or ("user" if head.type in ("", "message") else head.type)
 
@@ -216,6 +222,7 @@ def _decode_head(message: bytes) -> _Head:
 
 
 def _text_of(message: bytes) -> str:
+    """Return the first text of a message."""
     texts = content_texts(bytes(_decode_head(message).content))
     return texts[0] if texts else ""
 

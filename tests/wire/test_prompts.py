@@ -114,7 +114,7 @@ def test_claude_codes_billing_line_does_not_count(parse: Parse) -> None:
 
 def test_text_that_only_mentions_the_billing_line_is_kept() -> None:
     """The line counts as volatile only at the very beginning of a system text."""
-    normaliser = TextNormaliser(KeySettings().normalisers)
+    normaliser = TextNormaliser(KeySettings().normalisers, ignores_dates=True)
     text = "Explain the header x-anthropic-billing-header: cch=1; to users"
     assert normaliser.normalise(text) == text
 
@@ -158,7 +158,7 @@ def test_a_session_id_is_not_touched_by_a_changing_prompt(parse: Parse) -> None:
 def test_operators_can_name_their_own_volatile_text() -> None:
     """A configured pattern replaces the defaults; without patterns every character counts."""
     own = FactsParser(KeySettings(normalisers=(Normaliser(name="run", pattern=r"run-\d+"),)), b"s")
-    none = FactsParser(KeySettings(normalisers=()), b"s")
+    none = FactsParser(KeySettings(normalisers=(), ignores_dates=False), b"s")
     one, two = (json.dumps(chat(f"job run-{number}")).encode() for number in (1, 2))
     assert own.parse(Api.CHAT, [], one).prompt_key == own.parse(Api.CHAT, [], two).prompt_key
     assert none.parse(Api.CHAT, [], one).prompt_key != none.parse(Api.CHAT, [], two).prompt_key
