@@ -52,6 +52,14 @@ def encode_tokens(token_ids: Sequence[int]) -> bytes:
     return np.asarray(token_ids, dtype="<u4").tobytes()
 
 
+def num_common_tokens(first: bytes, second: bytes) -> int:
+    """Return how many leading tokens two encoded token lists have in common."""
+    size = min(len(first), len(second)) // TOKEN_BYTES
+    left, right = np.frombuffer(first, "<u4", size), np.frombuffer(second, "<u4", size)
+    different = np.nonzero(left != right)[0]
+    return int(different[0]) if len(different) else size
+
+
 def block_hash(parent: BlockHash, token_bytes: bytes) -> BlockHash:
     """Hash one full block's encoded tokens behind its parent."""
     return BlockHash(hashlib.sha256(_BLOCK_TAG + parent + token_bytes).digest())

@@ -7,14 +7,26 @@ A block enters the prefix cache only when the KV of its last token has been writ
 step). If the same content is already there (two sequences computed it side by side), the late copy is given
 back and the table points to the first: no twins, and a cached block's parent is always cached too, held by
 every sequence that holds the child. Blocks are released deepest first, so that eviction eats prefixes from
-their tail. Knows no torch and no scheduling policy.
+their tail.
+
+Named blocks are never written again. Where a prompt parts from a cached block inside it, the shared head may
+be copied on write: the sequence gets its own block with a copy, and computes from the first own token on.
+
+Knows no torch and no scheduling policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from engine_adapter.engine.block_hash import TOKEN_BYTES, BlockHash, block_hash, chain_hashes, encode_tokens
+from engine_adapter.engine.block_hash import (
+    TOKEN_BYTES,
+    BlockHash,
+    block_hash,
+    chain_hashes,
+    encode_tokens,
+    num_common_tokens,
+)
 from engine_adapter.engine.eviction_log import EvictionLog
 from engine_adapter.engine.prefix_cache import CachedBlock, PrefixCache
 from engine_adapter.engine.sequence import Sequence
@@ -24,7 +36,22 @@ from paged_kv.block_pool import BlockId, BlockPool
 class BlockManager:
     """Block tables over one pool and one prefix cache."""
 
-    def __init__(self, pool: BlockPool, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        min_partial_tokens: int = 1,
+        copy_block: Callable[[BlockId, BlockId], None] | None = None,
+    ) -> None:
+        """Manage an unused pool.
+
+        Args:
+            min_partial_tokens: shared tokens from which copying the head of a block pays.
+            copy_block: copies the KV of one block (source, destination); None: only whole blocks are reused.
+        """
+        assert min_partial_tokens >= 1
         self.pool = pool
         self.block_size = block_size
         self.prefix_cache = PrefixCache()
@@ -32,6 +59,8 @@ class BlockManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._enable_prefix_caching = enable_prefix_caching
+        self._min_partial_tokens = min_partial_tokens
+        self._copy_block = copy_block
         self.block_bytes = block_size * TOKEN_BYTES
         # Names that an admitted sequence will compute soon, with the number of sequences that will.
         self._awaited: dict[BlockHash, int] = {}
@@ -71,17 +100,52 @@ class BlockManager:
         """
         assert not sequence.block_table, "admitted twice"
         num_new = self.num_blocks_for(sequence.num_tokens) - len(matched)
-        # A matched block that is idle counts as available until it is held.
-        num_idle_matched = sum(self.pool.is_cached(block_id) for block_id in matched)
-        if num_new + num_idle_matched + num_spare > self.pool.num_available:
+        if not self._has_room(matched, num_new + num_spare):
             return False
-        for block_id in matched:
+        source = self._partial_source(sequence, len(matched))
+        if source is not None and not self._has_room([*matched, source.block_id], num_new + num_spare):
+            source = None
+        held = [*matched, source.block_id] if source is not None else matched
+        for block_id in held:
             self.pool.acquire(block_id)
         sequence.block_table = [*matched, *(self._allocate() for _ in range(num_new))]
         sequence.num_computed_tokens = len(matched) * self.block_size
         sequence.num_committed_blocks = len(matched)
+        if source is not None:
+            self._copy_partial(sequence, source)
         self._record_admission(sequence, len(matched))
         return True
+
+    def _has_room(self, held: list[BlockId], num_new: int) -> bool:
+        """Whether new blocks are left after holding these: an idle one counts as available until held."""
+        num_idle = sum(self.pool.is_cached(block_id) for block_id in held)
+        return num_new + num_idle <= self.pool.num_available
+
+    def _partial_source(self, sequence: Sequence, num_matched: int) -> CachedBlock | None:
+        """Return the cached block that shares most tokens with the first unmatched one, if worth a copy."""
+        if self._copy_block is None or not self._enable_prefix_caching:
+            return None
+        parent = sequence.block_hashes[num_matched - 1] if num_matched else sequence.namespace
+        best, most = None, self._min_partial_tokens - 1
+        for child in self.prefix_cache.children_of(parent):
+            shared = self._num_shared(sequence, num_matched, child)
+            if shared > most:
+                best, most = child, shared
+        return best
+
+    def _num_shared(self, sequence: Sequence, index: int, child: CachedBlock) -> int:
+        """Leading tokens of the sequence's block that a cached block holds too, never its last token."""
+        start = index * self.block_size
+        wanted = sequence.token_ids[start : min(start + self.block_size, sequence.num_tokens - 1)]
+        return num_common_tokens(encode_tokens(wanted), child.token_bytes)
+
+    def _copy_partial(self, sequence: Sequence, source: CachedBlock) -> None:
+        """Copy the shared head of a cached block into the sequence's own: it will write the rest itself."""
+        assert self._copy_block is not None
+        index = sequence.num_committed_blocks
+        self._copy_block(source.block_id, sequence.block_table[index])
+        sequence.num_computed_tokens += self._num_shared(sequence, index, source)
+        self.pool.release(source.block_id, keep_content=True)
 
     def _record_admission(self, sequence: Sequence, num_matched: int) -> None:
         if sequence.num_cached_tokens is None:

@@ -37,6 +37,7 @@ class EngineConfig:
     max_num_sequences: int = 32
     max_num_waiting: int = 1024
     enable_prefix_caching: bool = True
+    min_partial_tokens: int = 0  # copy the head of a cached block from so many shared tokens on; 0 is off
     num_draft_tokens: int = 0  # prompt-lookup speculation; 0 is off
     pin_budget_fraction: float = 0.5
     pin_manifest_path: Path | None = None  # None: pins do not outlive the process
@@ -53,8 +54,9 @@ class EngineConfig:
             raise ValueError(f"kv_dtype {self.kv_dtype!r} is not one of auto, {', '.join(kv_names)}")
         if not 0 <= self.pin_budget_fraction < 1:
             raise ValueError("pin_budget_fraction must be at least 0 and below 1: some blocks stay unpinned")
-        if self.num_draft_tokens < 0:
-            raise ValueError("num_draft_tokens must not be negative")
+        for name in ("num_draft_tokens", "min_partial_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -28,6 +28,7 @@ class EngineStats:
     num_prompt_tokens: int
     num_generated_tokens: int
     num_pins: int
+    num_integrity_failures: int  # idle checks that found a block unaccounted for: always 0, or a bug
 
     @property
     def kv_usage(self) -> float:
@@ -42,6 +43,7 @@ def collect_stats(
     num_generated_tokens: int,
     bytes_per_token: int,
     num_pins: int,
+    num_integrity_failures: int,
 ) -> EngineStats:
     """Read the gauges. Changes nothing."""
     blocks = scheduler.blocks
@@ -64,4 +66,5 @@ def collect_stats(
         num_prompt_tokens=num_prompt_tokens,
         num_generated_tokens=num_generated_tokens,
         num_pins=num_pins,
+        num_integrity_failures=num_integrity_failures,
     )

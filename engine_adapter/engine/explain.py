@@ -12,9 +12,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from engine_adapter.engine.block_hash import BlockHash, chain_hashes, encode_tokens
+from engine_adapter.engine.block_hash import BlockHash, chain_hashes, encode_tokens, num_common_tokens
 from engine_adapter.engine.block_manager import BlockManager
 from engine_adapter.engine.prefix_cache import CachedBlock
 
@@ -90,11 +88,5 @@ def _num_cached(
 
 def _longest_shared(children: Iterable[CachedBlock], token_ids: Sequence[int]) -> int | None:
     """Tokens that the best of the cached continuations shares, or None where there is none."""
-    expected = np.asarray(token_ids, dtype="<u4")
-    best: int | None = None
-    for child in children:
-        cached = np.frombuffer(child.token_bytes, dtype="<u4")
-        differs = np.nonzero(cached != expected)[0]
-        shared = int(differs[0]) if len(differs) else len(expected)
-        best = shared if best is None else max(best, shared)
-    return best
+    encoded = encode_tokens(token_ids)
+    return max((num_common_tokens(child.token_bytes, encoded) for child in children), default=None)

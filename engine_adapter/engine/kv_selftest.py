@@ -19,6 +19,14 @@ from engine_adapter.engine.model import LlamaModel
 from paged_kv.batch import AttentionBatch
 from paged_kv.layout import KVDtype
 
+# Chat, prose with figures, code and a letter: what people send. Short, since a start should take seconds.
+SELFTEST_TEXTS = (
+    "You are a helpful assistant. What is the capital of France, and why is it famous?",
+    "In 1984, about 3.5 million people lived in the city; by 2020 it was 5 million, and the river had moved.",
+    "def reverse(text):\n    return text[::-1]\n\nprint(reverse('hello world'))  # prints dlrow olleh\n",
+    "Dear Sir or Madam,\nI am writing to complain about the delivery of my order, which arrived late.",
+)
+
 NUM_BUILT_IN_PROMPTS = 3
 BUILT_IN_PROMPT_TOKENS = 96
 

@@ -68,10 +68,10 @@ class KVStorage:
     def bytes_per_token(self) -> int:
         return self.block_bytes // self.block_size
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy blocks (source, destination) in every layer. Changes: the destinations."""
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copy one block in every layer. Changes: the destination."""
         for backend in self._backend_of_arena.values():
-            backend.copy_blocks(pairs)
+            backend.copy_blocks([(source, destination)])
 
     def read_block(self, block_id: int) -> bytes:
         """Return one block's bytes, arena after arena, in the order of `arenas`."""

@@ -27,7 +27,7 @@ from engine_adapter.engine.engine_config import EngineConfig
 from engine_adapter.engine.engine_stats import EngineStats, collect_stats
 from engine_adapter.engine.explain import Explanation, explain_prompt
 from engine_adapter.engine.inventory import TagInventory
-from engine_adapter.engine.kv_selftest import Prompts
+from engine_adapter.engine.kv_selftest import SELFTEST_TEXTS, Prompts
 from engine_adapter.engine.loader import LoadedModel, load_model
 from engine_adapter.engine.model_runner import ModelRunner, SampledTokens
 from engine_adapter.engine.pin_service import PinService
@@ -36,6 +36,7 @@ from engine_adapter.engine.prefix_cache import CachedBlock
 from engine_adapter.engine.sampling import SamplingState, TokenLogprobs
 from engine_adapter.engine.scheduler import ScheduledSequence, Scheduler
 from engine_adapter.engine.sequence import EngineRequest, FinishReason, Sequence, Timings
+from engine_adapter.engine.tokenizer import load_tokenizer
 from paged_kv.block_pool import BlockPool
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,8 @@ class LLMEngine:
             BlockPool(num_blocks),
             self.config.block_size,
             enable_prefix_caching=self.config.enable_prefix_caching,
+            min_partial_tokens=max(self.config.min_partial_tokens, 1),
+            copy_block=parts.storage.copy_block if self.config.min_partial_tokens else None,
         )
         self.scheduler = Scheduler(self.config.scheduler, self.blocks)
         self.inventory = TagInventory(self.blocks.prefix_cache, self.config.block_size)
@@ -121,6 +124,7 @@ class LLMEngine:
         self._num_arrived = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
+        self._num_integrity_failures = 0
         self.pins.restore()
 
     def _make_pins(self, fingerprint: str, wall_clock: Callable[[], float]) -> PinService:
@@ -150,9 +154,15 @@ class LLMEngine:
         selftest_prompts: Prompts | None = None,
         observer: BlockObserver | None = None,
     ) -> LLMEngine:
-        """Load a checkpoint directory in the configured dtype and build an engine over it."""
+        """Load a checkpoint directory in the configured dtype and build an engine over it.
+
+        Quantised KV is measured on built-in texts unless prompts are given.
+        """
         config = config or EngineConfig()
         loaded = load_model(path, config.torch_dtype)
+        if config.storage_dtype.is_quantised and selftest_prompts is None:
+            tokenizer = load_tokenizer(path, loaded.config.eos_token_ids)
+            selftest_prompts = [tokenizer.encode(text) for text in SELFTEST_TEXTS]
         return cls(loaded, config, selftest_prompts=selftest_prompts, observer=observer)
 
     @property
@@ -212,8 +222,19 @@ class LLMEngine:
         return [output for output in outputs if output is not None]
 
     def tick(self) -> None:
-        """Do what must happen without work too: let pins expire. Call every few seconds when idle."""
+        """Do what must happen without work too: let pins expire, check that every block is accounted for.
+
+        Call every few seconds; the check runs only when nothing else is to do. A failed check is logged and
+        counted, since to go on serving with a lost block is better than to stop.
+        """
         self.pins.expire()
+        if self.has_work:
+            return
+        try:
+            self.verify()
+        except AssertionError as error:
+            self._num_integrity_failures += 1
+            logger.error("block_accounting_broken", extra={"error": str(error)})
 
     def clear_cache(self) -> int:
         """Forget every cached block that neither a sequence nor a pin holds; returns their number."""
@@ -235,6 +256,7 @@ class LLMEngine:
             num_generated_tokens=self._num_generated_tokens,
             bytes_per_token=self.storage.bytes_per_token,
             num_pins=len(self.pins.table),
+            num_integrity_failures=self._num_integrity_failures,
         )
 
     def verify(self) -> None:

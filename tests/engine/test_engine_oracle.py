@@ -58,7 +58,7 @@ def test_the_oracle_can_fail(expected: dict[tuple[int, int], list[int]]) -> None
     """The tiny model's text depends on the shared prefix: swapping it changes the answer."""
     engine = tiny_engine(enable_prefix_caching=False)
     changed = 0
-    for shared, length in [(8, 10), (12, 15), (16, 19)]:
+    for shared, length in [(8, 10), (11, 15), (16, 19)]:
         prompt = prompt_with(shared, length)
         other = [(token + 5) % 97 for token in prompt[:4]] + prompt[4:]
         changed += generate(engine, other, NUM_OUTPUT_TOKENS) != expected[shared, length]
@@ -208,3 +208,27 @@ def test_prompt_lookup_never_changes_the_text(num_draft_tokens: int, temperature
         assert texts[0] == texts[1]
         assert len(texts[0]) == 30
     assert num_steps[guessing] < num_steps[plain]
+
+
+def test_copied_partial_blocks_equal_no_cache(expected: dict[tuple[int, int], list[int]]) -> None:
+    """With copy on write every shared token is reused, also inside a block, and the source stays intact."""
+    engine = tiny_engine(num_kv_blocks=512, min_partial_tokens=1)
+    for case in CASES:
+        salt = f"{case}"
+        first = generate(engine, COMMON, NUM_OUTPUT_TOKENS, cache_salt=salt)
+        request = greedy_request("warm", prompt_with(*case), NUM_OUTPUT_TOKENS, cache_salt=salt)
+        outputs = run_all(engine, [request])["warm"]
+        assert tokens_of(outputs) == expected[case]
+        assert outputs[-1].num_cached_tokens == min(case[0], case[1] - 1)
+        assert generate(engine, COMMON, NUM_OUTPUT_TOKENS, cache_salt=salt) == first
+        engine.verify()
+
+
+def test_copies_under_pressure_equal_no_cache(expected: dict[tuple[int, int], list[int]]) -> None:
+    """Batched, preempted and with a source that is itself next in line for eviction, copies stay right."""
+    engine = tiny_engine(num_kv_blocks=9, max_num_sequences=8, min_partial_tokens=1)
+    requests = [greedy_request(f"{case}", prompt_with(*case), NUM_OUTPUT_TOKENS) for case in CASES]
+    outputs = run_all(engine, requests)
+    for case in CASES:
+        assert tokens_of(outputs[f"{case}"]) == expected[case]
+    engine.verify()
