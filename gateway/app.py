@@ -21,19 +21,22 @@ from gateway.admin.api import AdminApi, AdminParts, backend_of
 from gateway.config import Config, key_secret
 from gateway.downstream.server import make_server
 from gateway.fleet.engine_metrics import EngineReport
+from gateway.fleet.operator import Operator
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.prober import Prober
 from gateway.fleet.registry import Fleet, StateChange
 from gateway.front import Front
+from gateway.handover import Handover
 from gateway.logs import AccessLog, log_event
 from gateway.loop_lag import LoopLag
 from gateway.metrics import GatewayMetrics
 from gateway.proxy import Proxy, ProxyParts
 from gateway.record import Recorder
+from gateway.replica import ReplicaLink
 from gateway.routing.router import Router
-from gateway.sessions.open_store import open_store
+from gateway.sessions.open_store import open_load_board, open_order_board, open_store
 from gateway.state_metrics import state_metrics
-from gateway.values import BackendId, FleetView
+from gateway.values import BackendId, BackendState, FleetView
 from gateway.wire.facts import FactsParser
 
 LEAVING_NOTICE_S = 0.2
@@ -57,11 +60,18 @@ class Gateway:
         self.router = Router(config.routing)
         self.fleet = Fleet(config.health, on_view=self._on_view, on_change=self._on_change, clock=clock)
         self.sessions = open_store(config.sessions, clock=clock, environ=environ)
+        self.operator = Operator(self.fleet, open_order_board(self.sessions, clock=clock), clock=clock)
+        self.replica_link = ReplicaLink(
+            self.router, open_load_board(self.sessions, clock=clock), self.operator, clock=clock
+        )
         self.pools = UpstreamPools(self.fleet, config.upstream)
         self.prober = Prober(self.fleet, self.pools, config.health, config.fleet, on_report=self._on_report)
         self.parser = FactsParser(config.keys, secret, max_decoded_bytes=config.downstream.max_body_bytes)
         access_log = AccessLog() if config.log.access else None
         self.recorder = Recorder(self.metrics, self.sessions, self.parser, access_log)
+        self.handover = Handover(
+            config.fleet, self.fleet, self.router, self.sessions, self.pools, clock=clock
+        )
         self.proxy = Proxy(
             ProxyParts(
                 config=config,
@@ -72,6 +82,7 @@ class Gateway:
                 pools=self.pools,
                 metrics=self.metrics,
                 recorder=self.recorder,
+                handover=self.handover,
                 clock=clock,
             )
         )
@@ -92,6 +103,8 @@ class Gateway:
                 api_key = self._environ.get(settings.api_key_env) if settings.api_key_env else None
                 self.fleet.add(backend_of(settings), api_key=api_key)
             self.loop_lag.start()
+            if self.config.sessions.store == "redis":
+                self.replica_link.start()
             server = make_server(self.front.handle, self.config.downstream)
             self.port = await self._listen(
                 web.ServerRunner(server), self.config.listen.host, self.config.listen.port
@@ -117,6 +130,8 @@ class Gateway:
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
+        await self.replica_link.close()
+        await self.handover.close()
         await self.prober.close()
         await self.recorder.close()
         await self.pools.close()
@@ -141,10 +156,12 @@ class Gateway:
         parts = AdminParts(
             config=self.config,
             fleet=self.fleet,
+            operator=self.operator,
             router=self.router,
             sessions=self.sessions,
             parser=self.parser,
             metrics=self.metrics,
+            handover=self.handover,
             clock=self._clock,
         )
         token = self._environ.get(self.config.admin.token_env)
@@ -158,6 +175,10 @@ class Gateway:
         self.prober.sync(view)
 
     def _on_change(self, change: StateChange) -> None:
+        if change.after is BackendState.DRAINING:
+            self.handover.start(change.backend_id)
+        elif change.before is BackendState.DRAINING:
+            self.handover.cancel(change.backend_id)
         log_event(
             "backend_state",
             backend=change.backend_id,

@@ -32,6 +32,7 @@ from gateway.downstream.relay import ClientRelay
 from gateway.errors import GatewayError, Overloaded, ShuttingDown, UpstreamError, UpstreamUnavailable
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
+from gateway.handover import Handover
 from gateway.metrics import GatewayMetrics
 from gateway.observe import AnswerObserver
 from gateway.record import Recorder
@@ -67,6 +68,7 @@ class ProxyParts:
     pools: UpstreamPools
     metrics: GatewayMetrics
     recorder: Recorder
+    handover: Handover
     clock: Callable[[], float] = time.monotonic
 
 
@@ -160,7 +162,11 @@ class Proxy:
         self._retries.deposit()
         while True:
             decision = self._parts.router.decide(  # 3
-                turn.facts, turn.binding, self._clock(), excluded=turn.tried
+                turn.facts,
+                turn.binding,
+                self._clock(),
+                excluded=turn.tried,
+                by_ring=turn.is_store_away,
             )
             with self._reserved(turn, decision) as reservation:  # 4
                 if num_races < MAX_BINDING_RACES and not await self._bind(turn, decision):
@@ -192,7 +198,7 @@ class Proxy:
     async def _bind(self, turn: Turn, decision: Decision) -> bool:
         """Make the session's home agree with the decision. False: somebody bound it elsewhere meanwhile."""
         facts, binding, backend_id = turn.facts, turn.binding, decision.backend_id
-        if facts.session_key is None or not facts.sets_binding:
+        if facts.session_key is None or not facts.sets_binding or turn.is_store_away:
             return True
         if binding is not None and binding.backend_id == backend_id and decision.affinity is Affinity.HIT:
             return True
@@ -211,10 +217,11 @@ class Proxy:
                 binding.context_tokens,
                 deadline_s=turn.store_deadline_s,
             )
-        if held is None:  # no store to ask: the ring alone decides, on every replica alike
-            if binding is None:
-                turn.affinity = Affinity.UNPINNED
-            return True
+        if held is None:
+            # No store to ask. A session with a known home goes on; for any other the ring alone decides, on
+            # every replica alike.
+            turn.is_store_away = binding is None
+            return binding is not None
         turn.binding = held
         if held.backend_id != backend_id:
             return held.backend_id in turn.tried
@@ -259,6 +266,8 @@ class Proxy:
         self, request: web.BaseRequest, turn: Turn, exchange: Exchange, reservation: Reservation
     ) -> web.StreamResponse:
         """Pass the answer on as it comes. A break is told in band: it is too late for another backend."""
+        if self._parts.handover.is_enabled:
+            self._parts.handover.remember(turn)
         turn.body = b""  # no attempt can follow: give the memory back before a long stream
         turn.status = exchange.status
         is_event_stream = _is_event_stream(exchange)

@@ -26,6 +26,7 @@ class Turn:
     facts: RequestFacts = field(default_factory=lambda: RequestFacts(api=Api.OTHER))
     store_deadline_s: float = 0.0  # until when this request may wait for the session store
     binding: Binding | None = None
+    is_store_away: bool = False  # the store could not bind this session
     decision: Decision | None = None  # the last one made
     affinity: Affinity = Affinity.UNPINNED
     tried: frozenset[BackendId] = frozenset()  # backends that failed this request

@@ -14,10 +14,19 @@ import msgspec
 from aiohttp import web
 
 from gateway.admin.access import make_guard, render_problems
-from gateway.admin.describe import describe_backend, describe_binding, describe_decision, describe_status
+from gateway.admin.describe import (
+    FleetSources,
+    describe_backend,
+    describe_backends,
+    describe_binding,
+    describe_decision,
+    describe_status,
+)
 from gateway.config import BackendSettings, Config, normalise_backend_url
 from gateway.errors import BadRequest, NotFound
+from gateway.fleet.operator import Operator
 from gateway.fleet.registry import Fleet
+from gateway.handover import Handover
 from gateway.metrics import GatewayMetrics
 from gateway.routing.router import Router
 from gateway.sessions.store import SessionStore
@@ -62,10 +71,12 @@ class AdminParts:
 
     config: Config
     fleet: Fleet
+    operator: Operator
     router: Router
     sessions: SessionStore
     parser: FactsParser
     metrics: GatewayMetrics
+    handover: Handover
     clock: Any
 
 
@@ -120,11 +131,7 @@ class AdminApi:
 
     async def _status(self, request: web.Request) -> web.Response:
         sessions = await self._parts.sessions.count_by_backend()
-        return _json(
-            describe_status(
-                self._parts.fleet, self._parts.router, self._parts.sessions, self._parts.metrics, sessions
-            )
-        )
+        return _json(describe_status(self._sources(), self._parts.sessions, sessions))
 
     async def _config(self, request: web.Request) -> web.Response:
         """The resolved configuration. It names the variables of secrets and holds none."""
@@ -134,7 +141,7 @@ class AdminApi:
 
     async def _list_backends(self, request: web.Request) -> web.Response:
         sessions = await self._parts.sessions.count_by_backend()
-        return _json({"backends": [self._describe(one, sessions) for one in self._backends()]})
+        return _json({"backends": describe_backends(self._sources(), sessions)})
 
     async def _show_backend(self, request: web.Request) -> web.Response:
         sessions = await self._parts.sessions.count_by_backend()
@@ -148,6 +155,7 @@ class AdminApi:
             if other.base_url == url and other.backend_id != backend_id:
                 raise BadRequest(f"backend {other.backend_id} has this url already", param="url")
         self._parts.fleet.add(backend_of(settings))
+        await self._parts.operator.welcome(backend_id)
         return _json(self._describe(self._parts.fleet.view.backends[backend_id], {}), status=201)
 
     async def _patch_backend(self, request: web.Request) -> web.Response:
@@ -155,28 +163,28 @@ class AdminApi:
         patch = await _read(request, BackendPatch)
         if not 0 <= patch.weight <= 1000:
             raise BadRequest(f"weight must be 0..1000, got {patch.weight}", param="weight")
-        self._parts.fleet.set_weight(backend.backend_id, patch.weight)
+        await self._parts.operator.set_weight(backend.backend_id, patch.weight)
         return await self._show_backend(request)
 
     async def _remove_backend(self, request: web.Request) -> web.Response:
-        self._parts.fleet.remove(self._backend(request).backend_id)
+        await self._parts.operator.remove(self._backend(request).backend_id)
         return web.Response(status=204)
 
     async def _cordon(self, request: web.Request) -> web.Response:
-        self._parts.fleet.cordon(self._backend(request).backend_id)
+        await self._parts.operator.cordon(self._backend(request).backend_id)
         return await self._show_backend(request)
 
     async def _drain(self, request: web.Request) -> web.Response:
         backend = self._backend(request)
         order = await _read(request, DrainOrder) if request.can_read_body else DrainOrder()
         default_s = self._parts.config.fleet.drain_deadline_s
-        self._parts.fleet.drain(
+        await self._parts.operator.drain(
             backend.backend_id, default_s if order.deadline_s is None else order.deadline_s
         )
         return await self._show_backend(request)
 
     async def _undrain(self, request: web.Request) -> web.Response:
-        self._parts.fleet.undrain(self._backend(request).backend_id)
+        await self._parts.operator.undrain(self._backend(request).backend_id)
         return await self._show_backend(request)
 
     def _backends(self) -> list[Backend]:
@@ -191,7 +199,13 @@ class AdminApi:
         return backend
 
     def _describe(self, backend: Backend, sessions: dict[BackendId, int]) -> dict[str, Any]:
-        return describe_backend(backend, self._parts.fleet, self._parts.router, self._parts.metrics, sessions)
+        return describe_backend(backend, self._sources(), sessions, self._parts.router.snapshot())
+
+    def _sources(self) -> FleetSources:
+        parts = self._parts
+        return FleetSources(
+            fleet=parts.fleet, router=parts.router, metrics=parts.metrics, handover=parts.handover
+        )
 
     # -- sessions
 

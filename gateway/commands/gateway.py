@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ctypes
 import os
 import signal
@@ -14,6 +15,7 @@ import yaml
 
 from gateway.app import serve
 from gateway.commands.exits import UsageError
+from gateway.commands.workers import for_worker, run_workers
 from gateway.config import Config, ConfigError, load_config
 from gateway.logs import configure_logging
 
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="a backend, may be repeated; replaces the backends of the file",
     )
+    parser.add_argument("--worker", type=int, metavar="N", help=argparse.SUPPRESS)
     parser.add_argument(
         "--die-with-parent", action="store_true", help="end when the process that started this one ends"
     )
@@ -49,8 +52,10 @@ def run(options: argparse.Namespace) -> int:
     if options.die_with_parent:
         die_with_parent()
     configure_logging(config.log.level)
+    if config.workers > 1 and options.worker is None:
+        return asyncio.run(run_workers(config.workers))
     try:
-        return serve(config)
+        return serve(for_worker(config, options.worker or 0))
     except OSError as error:
         raise UsageError(
             f"cannot listen: {error.strerror or error}. Stop what uses the port, or choose another in "

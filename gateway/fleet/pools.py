@@ -9,6 +9,8 @@ from gateway.fleet.registry import Fleet
 from gateway.upstream.pool import UpstreamPool
 from gateway.upstream.settings import UpstreamSettings
 from gateway.values import BackendId, FleetView
+from gateway.wire.headers import RequestHeads
+from gateway.wire.settings import HeaderSettings
 
 
 class UpstreamPools:
@@ -16,6 +18,7 @@ class UpstreamPools:
 
     def __init__(self, fleet: Fleet, settings: UpstreamSettings) -> None:
         self._fleet, self._settings = fleet, settings
+        self._heads = RequestHeads(HeaderSettings())
         self._pools: dict[BackendId, UpstreamPool] = {}
         self._base_urls: dict[BackendId, str] = {}
         self._closing: set[asyncio.Task[Any]] = set()
@@ -28,6 +31,22 @@ class UpstreamPools:
             pool = self._pools[backend_id] = UpstreamPool(base_url, self._settings)
             self._base_urls[backend_id] = base_url
         return pool
+
+    def own_request_head(
+        self, backend_id: BackendId, method: str, target: str, body_length: int | None = None
+    ) -> bytes:
+        """The head of a request that the gateway makes itself (probe, scrape, replay), authenticated."""
+        address = self.get(backend_id).address
+        api_key = self._fleet.api_key(backend_id)
+        return self._heads.build(
+            method,
+            address.path_prefix.decode() + target,
+            () if body_length is None else ((b"content-type", b"application/json"),),
+            host=address.host_header.decode(),
+            body_length=body_length,
+            request_id="homing",
+            authorization=f"Bearer {api_key}" if api_key else None,
+        )
 
     def sync(self, view: FleetView) -> None:
         """Let go of pools whose backend is gone or has another address; running answers finish."""

@@ -24,10 +24,7 @@ from gateway.fleet.registry import Fleet
 from gateway.fleet.settings import FleetSettings
 from gateway.logs import log_event
 from gateway.routing.health import HealthSettings, Outcome
-from gateway.upstream.pool import UpstreamPool
 from gateway.values import Backend, BackendId, BackendState, FleetView
-from gateway.wire.headers import RequestHeads
-from gateway.wire.settings import HeaderSettings
 
 ROUNDS_PER_MODEL_LIST = 15
 _HEALTH_LIMIT_BYTES = 4 * 1024 * 1024
@@ -61,7 +58,6 @@ class Prober:
         self._fleet, self._pools = fleet, pools
         self._health, self._settings = health, settings
         self._on_report = on_report
-        self._heads = RequestHeads(HeaderSettings())
         self._tasks: dict[BackendId, asyncio.Task[None]] = {}
         self._wake: dict[BackendId, asyncio.Event] = {}
 
@@ -171,22 +167,10 @@ class Prober:
     async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
         """One bounded GET. Raises UpstreamError."""
         pool = self._pools.get(backend.backend_id)
-        head = self._head(backend.backend_id, pool, path)
+        head = self._pools.own_request_head(backend.backend_id, "GET", path)
         exchange = await pool.open(head, b"", method="GET", replayable=True)
         try:
             limit_bytes = min(_HEALTH_LIMIT_BYTES, self._settings.scrape_limit_bytes)
             return exchange.status, await exchange.read(limit_bytes)
         finally:
             exchange.abort()
-
-    def _head(self, backend_id: BackendId, pool: UpstreamPool, path: str) -> bytes:
-        api_key = self._fleet.api_key(backend_id)
-        return self._heads.build(
-            "GET",
-            pool.address.path_prefix.decode() + path,
-            (),
-            host=pool.address.host_header.decode(),
-            body_length=None,
-            request_id="homing-probe",
-            authorization=f"Bearer {api_key}" if api_key else None,
-        )

@@ -49,13 +49,21 @@ class ProbedBackend(FakeBackend):
 class GatewayWorld:
     """The gateway under test, its backends and a client."""
 
-    def __init__(self, num_backends: int = 2, environ: dict[str, str] | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        num_backends: int = 2,
+        *,
+        num_gateways: int = 1,
+        environ: dict[str, str] | None = None,
+        **config: Any,
+    ) -> None:
         self.backends = [ProbedBackend() for _ in range(num_backends)]
         self._config = config
         self._environ = environ or {}
-        self.gateway: Gateway
-        self.client: httpx.AsyncClient
-        self.admin: httpx.AsyncClient
+        self._num_gateways = num_gateways
+        self.gateways: list[Gateway] = []
+        self.clients: list[httpx.AsyncClient] = []
+        self.admins: list[httpx.AsyncClient] = []
 
     async def __aenter__(self) -> Self:
         for backend in self.backends:
@@ -72,21 +80,43 @@ class GatewayWorld:
             ],
             **self._config,
         }
-        self.gateway = Gateway(parse_config(data), environ=self._environ)
-        await self.gateway.start()
-        self.client = httpx.AsyncClient(base_url=self.base_url, timeout=10)
-        self.admin = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.gateway.admin_port}", timeout=10)
-        await self.wait_for(
-            lambda: all(self.state(number) == "ready" for number in range(len(self.backends)))
-        )
+        for _ in range(self._num_gateways):
+            gateway = Gateway(parse_config(data), environ=self._environ)
+            await gateway.start()
+            self.gateways.append(gateway)
+            self.clients.append(httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}", timeout=10))
+            admin_url = f"http://127.0.0.1:{gateway.admin_port}"
+            self.admins.append(httpx.AsyncClient(base_url=admin_url, timeout=10))
+        await self.wait_for(self._all_ready)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.client.aclose()
-        await self.admin.aclose()
-        await self.gateway.stop(drain_timeout_s=0)
+        for client in (*self.clients, *self.admins):
+            await client.aclose()
+        for gateway in self.gateways:
+            await gateway.stop(drain_timeout_s=0)
         for backend in self.backends:
             await backend.stop()
+
+    def _all_ready(self) -> bool:
+        return all(
+            backend.state is BackendState.READY
+            for gateway in self.gateways
+            for backend in gateway.fleet.view.backends.values()
+        )
+
+    @property
+    def gateway(self) -> Gateway:
+        """The first gateway, for tests that need one."""
+        return self.gateways[0]
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        return self.clients[0]
+
+    @property
+    def admin(self) -> httpx.AsyncClient:
+        return self.admins[0]
 
     @property
     def base_url(self) -> str:
@@ -103,13 +133,14 @@ class GatewayWorld:
                 await asyncio.sleep(0.005)
 
     async def chat(self, session: str | None = None, *, text: str = "hi", **fields: Any) -> httpx.Response:
-        """One chat request; `headers=` and any body field may be given."""
+        """One chat request; `headers=`, `at=` (which gateway) and any body field may be given."""
         headers = fields.pop("headers", {})
+        client = self.clients[fields.pop("at", 0)]
         if session is not None:
             headers = {"x-session-id": session, **headers}
         messages = fields.pop("messages", [{"role": "user", "content": text}])
         body = {"model": "fake-model", "messages": messages, **fields}
-        return await self.client.post("/v1/chat/completions", json=body, headers=headers)
+        return await client.post("/v1/chat/completions", json=body, headers=headers)
 
     def served(self) -> collections.Counter[int]:
         """Requests by backend number."""
@@ -123,6 +154,7 @@ class GatewayWorld:
 
     def assert_idle(self) -> None:
         """Every gauge is at zero."""
-        assert self.gateway.proxy.num_in_flight == 0
-        for backend_id in self.gateway.fleet.view.backends:
-            assert self.gateway.router.in_flight(backend_id) == 0
+        for gateway in self.gateways:
+            assert gateway.proxy.num_in_flight == 0
+            for backend_id in gateway.fleet.view.backends:
+                assert gateway.router.in_flight(backend_id) == 0
