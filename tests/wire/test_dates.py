@@ -10,7 +10,8 @@ from gateway.wire.dates import _CLOCK, _DATE, replace_dates
 
 DATES = [
     "2026-11-29", "2026-11-29T08:15", "2026-11-29T08:15:00Z", "2026-11-29 08:15:00.123456+01:00",
-    "2026/11/29", "29/11/2026", "1.2.2026", "November 29, 2026", "Nov. 29th 2026", "29 November 2026", "3rd Dec 2026",
+    "2026/11/29", "29/11/2026", "1.2.2026", "November 29, 2026", "Nov. 29th 2026", "29 November 2026",
+    "3rd Dec 2026",
     "Sunday, November 29, 2026", "Wednesday, September 30th, 2026", "Sun 29 Nov 2026",
 ]  # fmt: skip
 CLOCKS = ["08:15", "8:15:07", "08:15:07.250", "8:15 PM", "8:15am", "11:05 p.m."]
