@@ -2,7 +2,7 @@
 
 The tests that change how kernels are built or scheduled (mutants, warp orders, address sanitiser) run this
 and expect it to pass or to fail. Chosen to be awkward: a head size with idle lanes, three heads per group,
-ragged contexts that end inside a block, blocks out of order, poisoned memory, splits of one block, a window.
+ragged contexts that end inside a block, blocks out of order, poisoned memory, split contexts, a window.
 """
 
 import sys

@@ -78,8 +78,8 @@ MUTANTS = (
 class MutantLauncher(HostLauncher):
     """Runs the changed file's kernels in place of the true ones."""
 
-    def __init__(self, mutant: Mutant, *, seed: int) -> None:
-        super().__init__(seed=seed)
+    def __init__(self, mutant: Mutant, *, seed: int, extra_options: tuple[str, ...] = ()) -> None:
+        super().__init__(seed=seed, extra_options=extra_options)
         self._text = mutant.text()
 
     def launch(
