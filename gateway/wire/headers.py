@@ -103,7 +103,7 @@ class RequestHeads:
 
 
 def response_headers(raw_headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a backend's answer that go to the client.
+    """Return the headers of a backend's answer that go to the client, names in lower case.
 
     Framing (`transfer-encoding`) is left out because the relay sets it; `content-length` stays. Backends
     cannot speak in our name: `x-homing-*` is dropped.
@@ -111,7 +111,7 @@ def response_headers(raw_headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     connection = b",".join([value for name, value in raw_headers if name.lower() == b"connection"])
     listed = _listed_names(connection)
     return [
-        (name, value)
+        (lowered, value)
         for name, value in raw_headers
         if (lowered := name.lower()) not in _HOP_BY_HOP
         and lowered not in listed

@@ -52,6 +52,7 @@ _OPERATIONS: Final[dict[Api, tuple[str, ...]]] = {
 # A response id is copied into a path for a backend, so its alphabet is closed and has no dot.
 _RESPONSE_PATH: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel|/input_items)?")
 _MODEL_PATH: Final = re.compile(r"/v1/models/[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+)*")
+_MESSAGES_TARGET: Final = re.compile(r"(?:[a-z]+://[^/]*)?/+v1/+messages(?:[/?]|\Z)")
 _REPEATED_SLASHES: Final = re.compile(r"/{2,}")
 _ABSOLUTE_FORM: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 
@@ -124,6 +125,11 @@ def normalise_path(path: str) -> str:
         raise BadRequest("the path holds a dot segment", param="path")
     collapsed = _REPEATED_SLASHES.sub("/", path)
     return collapsed.rstrip("/") or "/"
+
+
+def dialect_of(target: str) -> Api:
+    """Return whose error shape a client expects that asked for `target`, whether or not it is served."""
+    return Api.MESSAGES if _MESSAGES_TARGET.match(target) else Api.OTHER
 
 
 def response_id_of(path: str) -> str | None:

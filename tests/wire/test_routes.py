@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 from gateway.values import Api
-from gateway.wire.routes import RouteTable, response_id_of
+from gateway.wire.routes import RouteTable, dialect_of, response_id_of
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +142,14 @@ def test_only_paths_of_stored_responses_name_a_response() -> None:
     assert response_id_of("/v1/responses") is None
     assert response_id_of("/v1/responses/input_tokens") is None
     assert response_id_of("/v1/chat/completions") is None
+
+
+def test_errors_before_a_route_is_known_have_the_right_shape() -> None:
+    """A wrong method or sub-path of Messages is told in Anthropic's dialect, all else in OpenAI's."""
+    for target in ("/v1/messages", "/v1/messages/", "//v1/messages/none", "http://h/v1/messages?beta=true"):
+        assert dialect_of(target) is Api.MESSAGES
+    for target in ("/v1/messagesx", "/v1/chat/completions", "/", "", "*"):
+        assert dialect_of(target) is Api.OTHER
 
 
 def test_the_model_list_is_not_bound_to_a_session(table: RouteTable) -> None:
