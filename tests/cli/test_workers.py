@@ -26,15 +26,20 @@ def free_port() -> int:
         return port
 
 
-async def wait_ready(port: int) -> None:
+async def wait_ready(*admin_ports: int) -> None:
+    """Until each process has its backends ready, as its own admin listener tells."""
     async with httpx.AsyncClient() as client, asyncio.timeout(60):
-        while True:
-            try:
-                if (await client.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                pass
-            await asyncio.sleep(0.1)
+        for port in admin_ports:
+            while not await is_ready(client, port):
+                await asyncio.sleep(0.1)
+
+
+async def is_ready(client: httpx.AsyncClient, port: int) -> bool:
+    try:
+        backends = (await client.get(f"http://127.0.0.1:{port}/admin/v1/backends")).json()["backends"]
+    except httpx.HTTPError:
+        return False
+    return all(one["state"] == "ready" for one in backends)
 
 
 async def chat(port: int, session: str) -> httpx.Response:
@@ -48,22 +53,19 @@ async def chat(port: int, session: str) -> httpx.Response:
 async def test_two_processes_are_one_gateway(tmp_path: Path) -> None:
     """Sessions are sticky over both; a killed process costs no later request; SIGTERM ends all with 0."""
     require_redis_server()
-    port = free_port()
+    port, admin_port = free_port(), free_port()
     with redis_server(tmp_path) as redis:
         async with ProbedBackend() as one, ProbedBackend() as two:
             config = tmp_path / "homing.yaml"
             config.write_text(
-                f"listen: {{port: {port}}}\nadmin: {{port: {free_port()}}}\nworkers: 2\n"
+                f"listen: {{port: {port}}}\nadmin: {{port: {admin_port}}}\nworkers: 2\n"
                 f"sessions: {{store: redis, redis: {{url: '{redis.url}', budget_ms: 500}}}}\n"
                 f"backends: [{{id: one, url: '{one.base_url}'}}, {{id: two, url: '{two.base_url}'}}]\n"
             )
             command = [sys.executable, "-m", "gateway.main", "gateway", "--config", str(config)]
             process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
             try:
-                await wait_ready(port)
-                async with asyncio.timeout(30):
-                    while len(psutil.Process(process.pid).children()) < 2:
-                        await asyncio.sleep(0.05)
+                await wait_ready(admin_port, admin_port + 1)
                 for session in range(10):
                     homes = {(await chat(port, f"s{session}")).headers["x-homing-backend"] for _ in range(6)}
                     assert len(homes) == 1

@@ -12,6 +12,8 @@ import pytest
 from fakes.gateway_world import GatewayWorld
 from fakes.redis_server import RedisProcess, redis_server, require_redis_server
 
+from gateway.sessions.store import BreakerState
+
 pytestmark = pytest.mark.redis
 NUM_SESSIONS, NUM_TURNS = 100, 10
 
@@ -134,9 +136,7 @@ async def test_a_paused_redis_costs_one_budget_and_then_nothing(redis: RedisProc
         assert {answer.status_code for answer in answers} == {200}
         stats = world.gateway.sessions.stats()
         assert stats.is_degraded
-        assert stats.call_seconds_total < 5 * 0.05 + 1.0  # a handful of budgets, not one per request
-        num_calls = stats.num_calls
-        await world.chat("after-the-breaker-opened")
-        assert world.gateway.sessions.stats().num_calls == num_calls
+        assert stats.breaker is not BreakerState.CLOSED
+        assert stats.errors["timeout"] < 10  # a few requests paid a budget, the others nothing
         redis.resume()
         await world.wait_for(lambda: not world.gateway.sessions.stats().is_degraded, 10.0)
