@@ -1,0 +1,56 @@
+"""Multi-turn chat bodies for the benchmark: one per session, of a given size, the same on every machine.
+
+A quarter of each body is a system prompt shared by all sessions; the rest are turns of ordinary words, some
+of them not ASCII.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+NUM_SESSIONS = 64
+SIZES_BYTES = {"1k": 1_024, "16k": 16_384, "128k": 131_072}
+TEXT = """
+the of and to in is that for it as was with be by on not he his but at are this have from or had an they which
+one you were all her she there would their we him been has when who will no more if out so said what up its
+about into than them can only other new some could time these two may then do first any my now such like our
+over man me even most made after naïve café 東京 “quoted” "json" back\\slash
+"""
+
+
+def write_bodies(folder: Path) -> dict[str, Path]:
+    """Write `<size>.jsonl` and `<size>-stream.jsonl`; return them by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for name, size_bytes in SIZES_BYTES.items():
+        for suffix, is_stream in (("", False), ("-stream", True)):
+            path = folder / f"{name}{suffix}.jsonl"
+            lines = [_body(session, size_bytes, is_stream=is_stream) for session in range(NUM_SESSIONS)]
+            path.write_text("\n".join(lines) + "\n")
+            files[path.stem] = path
+    return files
+
+
+def _body(session: int, size_bytes: int, *, is_stream: bool) -> str:
+    rng = random.Random(1_000 + session)
+    messages = [{"role": "system", "content": _text(random.Random(1), size_bytes // 4)}]
+    turn_bytes = max(120, min(2_000, size_bytes // 6))
+    left = size_bytes - size_bytes // 4 - 200  # the envelope
+    while left > 0:
+        role = "user" if len(messages) % 2 else "assistant"
+        messages.append({"role": role, "content": _text(rng, min(turn_bytes, left))})
+        left -= turn_bytes + 32
+    body = {"model": "mock-model", "stream": is_stream, "max_tokens": 64, "user": f"user-{session}"}
+    return json.dumps({**body, "messages": messages}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _text(rng: random.Random, num_bytes: int) -> str:
+    vocabulary = TEXT.split()
+    words: list[str] = []
+    size = 0
+    while size < num_bytes:
+        words.append(rng.choice(vocabulary))
+        size += len(words[-1].encode()) + 1
+    return " ".join(words)

@@ -1,0 +1,156 @@
+"""`make bench-gateway`: Homing and other gateways against one mock engine, interleaved on one machine.
+
+    python tests/bench/gateway/run.py [--only NAME,...] [--scenarios NAME,...] [--repetitions 3]
+
+Each gateway is pinned to the last CPU, engine and load to the first, so CPU time per request is what to
+compare; rates and tails also show the machine's other load. Never asserts: it prints and stores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from bodies import write_bodies
+from measure import SCENARIOS, Scenario, measure, run_load, set_engine, stop, wait_ready
+from peers import BACKEND_PORTS, PEERS, Peer, start
+from report import Runs, write_report
+
+HERE = Path(__file__).resolve().parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "homing" / "bench"
+RESULTS = HERE.parent / "results"
+READY_TIMEOUT_S = 90.0
+
+
+def compile_tool(name: str) -> Path:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    program = CACHE / name
+    subprocess.run(["cc", "-O2", "-o", program, HERE / f"{name}.c"], check=True)
+    return program
+
+
+def choose(arguments: argparse.Namespace) -> tuple[list[Peer], list[Scenario]]:
+    only = arguments.only.split(",") if arguments.only else None
+    names = arguments.scenarios.split(",") if arguments.scenarios else None
+    peers = [peer for peer in PEERS if only is None or any(peer.name.startswith(name) for name in only)]
+    return peers, [scenario for scenario in SCENARIOS if names is None or scenario.name in names]
+
+
+def start_all(peers: list[Peer], cpu: str) -> tuple[dict[str, subprocess.Popen[bytes]], list[str]]:
+    """Install and start what can be; say why for the rest."""
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    absent: list[str] = []
+    for peer in peers:
+        try:
+            peer.install(CACHE)
+        except (subprocess.SubprocessError, OSError) as error:
+            absent.append(f"{peer.name}: cannot be installed ({error})")
+            continue
+        if not peer.is_available(CACHE):
+            absent.append(f"{peer.name}: this machine has no {peer.program}")
+            continue
+        process = start(peer, CACHE, cpu)
+        if wait_ready(peer.port, READY_TIMEOUT_S):
+            running[peer.name] = process
+            print(f"ready: {peer.name}", flush=True)
+        else:
+            stop(process)
+            absent.append(f"{peer.name}: did not become ready; see {CACHE / 'run'}")
+    return running, absent
+
+
+def measure_all(
+    targets: dict[str, tuple[int, int]],  # name -> port, pid
+    scenarios: list[Scenario],
+    bodies: dict[str, Path],
+    generator: Path,
+    repetitions: int,
+) -> Runs:
+    """Every target in every scenario, all targets once before any is measured again."""
+    runs: Runs = {name: {} for name in targets}
+    for repetition in range(repetitions + 1):  # the first is warm-up
+        for scenario in scenarios:
+            set_engine(BACKEND_PORTS[0], scenario)
+            for name, (port, pid) in targets.items():
+                if name.startswith("litellm") and scenario.num_connections > 32:
+                    continue  # it needs minutes for what the others do in seconds
+                if repetition == 0:
+                    run_load(generator, port, scenario, bodies[scenario.bodies], "0")
+                    continue
+                result = measure(generator, port, pid, scenario, bodies[scenario.bodies], "0")
+                runs[name].setdefault(scenario.name, []).append(result)
+                _print_run(repetition, scenario, name, result)
+    return runs
+
+
+def _print_run(repetition: int, scenario: Scenario, name: str, result: dict[str, Any]) -> None:
+    metric = "cpu_us_per_event" if scenario.is_stream else "cpu_us_per_request"
+    text = (
+        result.get("failure") or f"{result.get(metric, 0):9.1f} {metric}, {result['requests_per_s']:9.0f}/s"
+    )
+    print(f"{repetition} {scenario.name:20} {name:30} {text}", flush=True)
+
+
+def describe(arguments: argparse.Namespace) -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    model = next(
+        (
+            line.partition(": ")[2]
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "unknown",
+    )
+    return {
+        "command": f"make bench-gateway (repetitions: {arguments.repetitions}, after one warm-up)",
+        "commit": commit.stdout.strip(),
+        "machine": f"{os.cpu_count()} × {model}",
+        "software": f"Linux {platform.release()}, Python {platform.python_version()}",
+        "load at the start": " ".join(f"{value:.1f}" for value in os.getloadavg()),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", help="comma-separated beginnings of names; homing is needed for ratios")
+    parser.add_argument("--scenarios", help="comma-separated names of scenarios")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--name", default="gateway", help="name of the result files")
+    arguments = parser.parse_args()
+    peers, scenarios = choose(arguments)
+    environment = describe(arguments)
+    engine_program, generator = compile_tool("mock_engine"), compile_tool("load_generator")
+    bodies = write_bodies(CACHE / "bodies")
+    ports = [str(port) for port in BACKEND_PORTS]
+    engine = subprocess.Popen(
+        ["taskset", "--cpu-list", "0", str(engine_program), *ports], start_new_session=True
+    )
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        last_cpu = str((os.cpu_count() or 1) - 1)
+        running, absent = start_all(peers, last_cpu)
+        targets = {"direct": (BACKEND_PORTS[0], engine.pid)}
+        targets |= {peer.name: (peer.port, running[peer.name].pid) for peer in peers if peer.name in running}
+        runs = measure_all(targets, scenarios, bodies, generator, arguments.repetitions)
+    finally:
+        for process in (*running.values(), engine):
+            stop(process)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    stored = {"environment": environment, "absent": absent, "runs": runs}
+    (RESULTS / f"{arguments.name}.json").write_text(json.dumps(stored, indent=1))
+    print(write_report(RESULTS, arguments.name, environment, runs, absent).read_text())
+
+
+if __name__ == "__main__":
+    main()
