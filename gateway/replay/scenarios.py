@@ -101,7 +101,7 @@ def seconds_per_token(scenario: Scenario, *, cache: str, load: str) -> float:
     reference, percent = load.rstrip("0123456789"), load.lstrip("abcdefghijklmnopqrstuvwxyz")
     if reference not in ("rr", "aff") or not percent:
         raise ValueError(f"load must be rr or aff and a percentage, like rr90, not {load!r}")
-    policy = "round_robin" if reference == "rr" else "homing"
+    policy = "round_robin" if reference == "rr" else "weighted_scores"
     plan = scenario.plan(
         cache=cache,
         s_per_token=_FAST_S_PER_TOKEN,

@@ -172,7 +172,7 @@ def documents(sessions: int, seconds: float, *, seed: int = 1) -> Trace:
         seconds,
         seed=seed,
         name="documents",
-        num_prompts=max(8, sessions // 8),
+        num_prompts=max(8, sessions // 2),
         zipf=0.7,
         block_tokens=64,
         prompt_tokens=(2000, 40_000),

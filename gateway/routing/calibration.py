@@ -2,64 +2,121 @@
 
 The cost of a prefill of u uncached tokens behind c cached ones (traces study, section 2):
 
-    seconds = fixed + a * u + b * u * (c + u / 2)
+    seconds = fixed + a · u · (1 + q · (c + u / 2))
 
-The second term is attention over the context. Both factors are fitted per backend by least squares
-with forgetting on *relative* errors (otherwise the few longest prompts decide alone), with the
-configured defaults as a prior that a few dozen answers outweigh.
+q is attention over the context; it depends on the model's shape, stays as configured, and a wrong one
+costs little (the study: at most a third of mean TTFT when halved, doubled or dropped). a is fitted per
+backend as a ratio of sums with forgetting: seconds that prefills took over seconds that they should have
+taken. Not a mean of ratios: answers come in batches, where one seems slow and the next takes no time at
+all, and short prompts would decide alone. A noisy a is worse than a wrong one: a backend believed fast
+is flooded.
 
-Invariant: both factors stay positive and within 1/1000 and 1000 × of their defaults, whatever is
-observed. It knows no clock and no queue: callers subtract the time that a request waited.
+A backend leans on the fleet's mean until it has shown its own speed: engines of one fleet are mostly
+alike, and a new one must not be priced by a default that its peers have long refuted.
+
+Invariant: a stays positive and within 1/1000 and 1000 × of its default, whatever is observed. It knows
+no clock and no queue: callers say how long the prefill itself took.
 """
 
 from __future__ import annotations
 
 from gateway.routing.settings import RoutingSettings
 
-_FORGET = 0.98  # weight of the past per observation: about 50 answers are remembered
-_PRIOR_WEIGHT = 2.0  # the defaults count as this many observations
+_FORGET = 0.98  # weight of the past per answer of one backend: about 50 are remembered
+_FLEET_FORGET = 0.99  # the same for the fleet as a whole
+_LEAN_ANSWERS = 10.0  # the fleet's mean counts as this many answers of a backend's own
+_PRIOR_ANSWERS = 1.0  # the configured default counts as this many answers of the fleet
 _BYTES_FORGET = 0.95
 
 
 class PrefillModel:
-    """Prefill cost of one backend."""
+    """Prefill cost of one backend. `scale` is how many times slower it is than the configured default."""
 
     __slots__ = (
-        "_b_per_token",
+        "_attention",
         "_default_s_per_token",
-        "_ratio",
-        "_sum_xx",
-        "_sum_xy",
+        "_s_attention",
+        "expected_s",
         "fixed_s",
+        "num_answers",
         "s_per_token",
+        "scale",
+        "taken_s",
     )
 
     def __init__(self, settings: RoutingSettings) -> None:
         self.fixed_s = settings.prefill_fixed_s
         self._default_s_per_token = 1.0 / settings.prefill_tokens_per_s
-        self.s_per_token = self._default_s_per_token
-        self._ratio = settings.attention_per_token
-        self._b_per_token = self.s_per_token * self._ratio
-        self._sum_xx = _PRIOR_WEIGHT
-        self._sum_xy = _PRIOR_WEIGHT
+        self._attention = settings.attention_per_token
+        self.expected_s = self.taken_s = self.num_answers = 0.0
+        self.set_scale(1.0)
+
+    def set_scale(self, scale: float) -> None:
+        """Take over a new estimate of the speed. Changes the cost."""
+        self.scale = min(1000.0, max(0.001, scale))
+        self.s_per_token = self._default_s_per_token * self.scale
+        self._s_attention = self.s_per_token * self._attention
 
     def seconds(self, uncached_tokens: float, cached_tokens: float) -> float:
         """Return the prefill time of `uncached_tokens` behind `cached_tokens` on the idle backend."""
         return self.fixed_s + uncached_tokens * (
-            self.s_per_token + self._b_per_token * (cached_tokens + 0.5 * uncached_tokens)
+            self.s_per_token + self._s_attention * (cached_tokens + 0.5 * uncached_tokens)
         )
 
-    def observe(self, uncached_tokens: float, cached_tokens: float, elapsed_s: float) -> None:
-        """Learn from one answer: the prefill alone took `elapsed_s`. Changes the factors."""
-        work = uncached_tokens * (1.0 + self._ratio * (cached_tokens + 0.5 * uncached_tokens))
-        if work <= 0:
+    def default_s(self, uncached_tokens: float, cached_tokens: float) -> float:
+        """Return what the tokens alone would take at the configured default speed."""
+        context = cached_tokens + 0.5 * uncached_tokens
+        return uncached_tokens * self._default_s_per_token * (1.0 + self._attention * context)
+
+
+class CostBook:
+    """The prefill costs of all backends, by slot, learned together."""
+
+    __slots__ = ("_expected_s", "_num_answers", "_settings", "_taken_s", "_young", "models")
+
+    def __init__(self, settings: RoutingSettings) -> None:
+        self._settings = settings
+        self._expected_s = self._taken_s = self._num_answers = 0.0
+        self._young: set[int] = set()  # backends with few answers: they follow the fleet's mean
+        self.models: list[PrefillModel] = []
+
+    @property
+    def fleet_scale(self) -> float:
+        return self._taken_s / self._expected_s if self._expected_s else 1.0
+
+    def open_slot(self, slot: int) -> None:
+        """Start a backend at the fleet's mean. Changes the book."""
+        while len(self.models) <= slot:
+            self.models.append(PrefillModel(self._settings))
+        self.models[slot] = PrefillModel(self._settings)
+        self.models[slot].set_scale(self.fleet_scale)
+        self._young.add(slot)
+
+    def observe(self, slot: int, uncached_tokens: float, cached_tokens: float, taken_s: float) -> None:
+        """Learn from one answer whose prefill took `taken_s`. Changes the book."""
+        model = self.models[slot]
+        expected_s = model.default_s(uncached_tokens, cached_tokens)
+        if expected_s <= 0:
             return
-        expected_s = work * self._default_s_per_token
-        scale = min(1000.0, max(0.001, (elapsed_s - self.fixed_s) / expected_s))
-        self._sum_xx = self._sum_xx * _FORGET + 1.0
-        self._sum_xy = self._sum_xy * _FORGET + scale
-        self.s_per_token = self._default_s_per_token * self._sum_xy / self._sum_xx
-        self._b_per_token = self.s_per_token * self._ratio
+        taken_s = max(0.0, taken_s - model.fixed_s)
+        if not self._num_answers:
+            self._expected_s = self._taken_s = expected_s * _PRIOR_ANSWERS
+            self._num_answers = _PRIOR_ANSWERS
+        self._expected_s = self._expected_s * _FLEET_FORGET + expected_s
+        self._taken_s = self._taken_s * _FLEET_FORGET + taken_s
+        self._num_answers = self._num_answers * _FLEET_FORGET + 1.0
+        model.expected_s = model.expected_s * _FORGET + expected_s
+        model.taken_s = model.taken_s * _FORGET + taken_s
+        model.num_answers = model.num_answers * _FORGET + 1.0
+        if model.num_answers > _LEAN_ANSWERS:
+            self._young.discard(slot)
+        for changed in self._young | {slot}:
+            self._settle(self.models[changed])
+
+    def _settle(self, model: PrefillModel) -> None:
+        """Weigh a backend's own answers with the fleet's mean."""
+        lean_s = _LEAN_ANSWERS * self._expected_s / self._num_answers
+        model.set_scale((model.taken_s + lean_s * self.fleet_scale) / (model.expected_s + lean_s))
 
 
 class TokenRatio:

@@ -24,6 +24,7 @@ class LoadTable:
     __slots__ = (
         "_foreign_until_s",
         "_foreign_wait",
+        "_last_prefilled_s",
         "_origin_s",
         "_own_wait",
         "_stale_s",
@@ -41,6 +42,7 @@ class LoadTable:
         self._stale_s = settings.load_stale_s
         self._origin_s: float | None = None
         self._own_wait: list[float] = []
+        self._last_prefilled_s: list[float] = []
         self._foreign_wait: list[float] = []
         self._foreign_until_s: list[float] = []
         self.foreign_requests: list[int] = []
@@ -56,6 +58,7 @@ class LoadTable:
             for column in (self._own_wait, self._foreign_wait, self._foreign_until_s, self.wait, self.recent):
                 column.append(0.0)
             self.turn.append(0.0)
+            self._last_prefilled_s.append(float("-inf"))
             for counts in (self.in_flight, self.unanswered, self.foreign_requests):
                 counts.append(0)
         self._own_wait[slot] = self._foreign_wait[slot] = self._foreign_until_s[slot] = 0.0
@@ -90,6 +93,16 @@ class LoadTable:
         self.recent[slot] += prefill_s * self._scale(now_s)
         self.turn[slot] += 1.0 / share
 
+    def service_s(self, slot: int, sent_s: float, now_s: float) -> float | None:
+        """Return how long the prefill that ends now has taken. Changes the table (it ended now).
+
+        Prefills of one backend follow each other, so this one began when it was sent or when the one
+        before it ended, whichever is later. None while others put load there that we cannot see.
+        """
+        began_s = max(sent_s, self._last_prefilled_s[slot])
+        self._last_prefilled_s[slot] = max(now_s, self._last_prefilled_s[slot])
+        return None if self._foreign_wait[slot] else max(0.0, now_s - began_s)
+
     def prefilled(self, slot: int, prefill_s: float) -> None:
         """The work of one request is done, or will never be. Changes the table."""
         self.unanswered[slot] -= 1
@@ -108,6 +121,13 @@ class LoadTable:
         others_waiting = max(0, num_waiting - self.unanswered[slot])
         self.foreign_requests[slot] = max(0, num_running + num_waiting - self.in_flight[slot])
         self._foreign_wait[slot] = others_waiting * mean_prefill_s
+        self._foreign_until_s[slot] = now_s + self._stale_s
+        self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
+
+    def take_foreign(self, slot: int, work_s: float, num_requests: int, now_s: float) -> None:
+        """Take over the load that other replicas report themselves; better known than scraped. Changes it."""
+        self.foreign_requests[slot] = num_requests
+        self._foreign_wait[slot] = work_s
         self._foreign_until_s[slot] = now_s + self._stale_s
         self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.routing.calibration import PrefillModel
+from gateway.routing.calibration import CostBook
 from gateway.routing.load import LoadTable
 from gateway.routing.reservation import Reservation
 from gateway.routing.roster import Roster
@@ -61,14 +61,14 @@ class Surroundings:
         settings: RoutingSettings,
         roster: Roster,
         load: LoadTable,
-        costs: list[PrefillModel],
+        costs: CostBook,
         traffic: Traffic,
         content: ContentIndex,
     ) -> None:
         self.settings = settings
         self.roster = roster
         self.load = load
-        self.costs = costs  # by slot
+        self.costs = costs
         self.traffic = traffic
         self.content = content
 

@@ -24,9 +24,8 @@ class Reservation:
         "prefill_s",
         "prompt_tokens",
         "sent_s",
+        "service_s",
         "slot",
-        "ttft_s",
-        "wait_s",
     )
 
     def __init__(
@@ -40,8 +39,7 @@ class Reservation:
         self.prompt_tokens = 0.0
         self.expected_cached_tokens = 0
         self.prefill_s = 0.0
-        self.wait_s = 0.0
         self.sent_s = 0.0
-        self.ttft_s: float | None = None
+        self.service_s: float | None = None  # how long its prefill seems to have taken
         self.is_answered = False
         self.is_released = False

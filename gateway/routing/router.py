@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.errors import NoBackend
-from gateway.routing.calibration import PrefillModel, TokenRatio
+from gateway.routing.calibration import CostBook, TokenRatio
 from gateway.routing.load import LoadTable
 from gateway.routing.policies.registry import make_policy
 from gateway.routing.question import Policy, Question, Surroundings
@@ -47,7 +47,7 @@ class Router:
         self.settings = settings
         self._roster = Roster(settings)
         self._load = LoadTable(settings)
-        self._costs: list[PrefillModel] = []
+        self._costs = CostBook(settings)
         self._traffic = Traffic(settings)
         self._tokens = TokenRatio(settings)
         self._shadow = Shadow(settings.shadow_entries_per_backend)
@@ -75,9 +75,8 @@ class Router:
             while len(self._lives) <= slot:
                 self._lives.append(0)
                 self._trust.append(self.settings.shadow_trust)
-                self._costs.append(PrefillModel(self.settings))
             self._trust[slot] = self.settings.shadow_trust
-            self._costs[slot] = PrefillModel(self.settings)
+            self._costs.open_slot(slot)
             self._load.open_slot(slot)
         for slot in change.emptied:
             self._shadow.forget(slot)
@@ -118,8 +117,25 @@ class Router:
         """Take over an engine's own counts: what exceeds ours was put there by other replicas."""
         slot = self._roster.slot_of.get(backend_id)
         if slot is not None:
-            self._load.observe_foreign(slot, num_running, num_waiting, self._traffic.mean_work_s, now_s)
+            self._load.observe_foreign(
+                slot, num_running, num_waiting, self._traffic.mean_work * self._costs.fleet_scale, now_s
+            )
             self._kv_usage[slot] = kv_usage
+        self._load.expire_foreign(now_s)
+
+    def loads(self) -> dict[BackendId, tuple[float, int]]:
+        """Return per backend the prefill seconds outstanding and the requests in flight of this replica."""
+        return {
+            backend_id: (self._load.outstanding_s(slot), self._load.in_flight[slot])
+            for backend_id, slot in self._roster.slot_of.items()
+        }
+
+    def observe_others(self, loads: Mapping[BackendId, tuple[float, int]], now_s: float) -> None:
+        """Take over what other replicas say that they have outstanding. Changes the load."""
+        for backend_id, (work_s, num_requests) in loads.items():
+            slot = self._roster.slot_of.get(backend_id)
+            if slot is not None:
+                self._load.take_foreign(slot, work_s, num_requests, now_s)
         self._load.expire_foreign(now_s)
 
     # -- one request ---------------------------------------------------------------------------
@@ -131,8 +147,12 @@ class Router:
         now_s: float,
         *,
         excluded: frozenset[BackendId] = frozenset(),
+        by_ring: bool = False,
     ) -> Decision:
-        """Choose a backend. Changes nothing. Raises NoBackend or ModelNotFound."""
+        """Choose a backend. Changes nothing. Raises NoBackend or ModelNotFound.
+
+        `by_ring`: nothing is shared now, so only what every replica sees alike may decide: the ring.
+        """
         roster = self._roster
         pool = roster.pool(facts.model)
         barred = (
@@ -146,12 +166,16 @@ class Router:
                 raise NoBackend(
                     "no backend can take this request now", retry_after_s=self.settings.retry_after_s
                 )
+        if by_ring and home is None:
+            slots = self._first_on_ring(facts, slots)
         chain, prompt_tokens, ratio = self._measure(facts, binding)
         shares = roster.shares(slots, pool, now_s) if slots else None
         question = Question(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
         ranked = tuple(self._policy.rank(question))
         chosen = ranked[0]
         affinity, reason = self._name(facts, binding, home, cause, chosen.backend_id, bool(excluded))
+        if by_ring and home is None and not excluded:
+            affinity, reason = Affinity.UNPINNED, "ring_fallback"
         return Decision(
             backend_id=chosen.backend_id,
             affinity=affinity,
@@ -162,6 +186,16 @@ class Router:
             prompt_tokens=int(prompt_tokens),
             policy=self._policy.name,
         )
+
+    def _first_on_ring(self, facts: RequestFacts, slots: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the ring's choice of these slots, alone; all of them without a key."""
+        key = facts.session_key or facts.prompt_key
+        if key is None:
+            return slots
+        slot_of = self._roster.slot_of
+        usable = frozenset(slots)
+        found = next((slot_of[one] for one in self._roster.ring.walk(key) if slot_of[one] in usable), None)
+        return slots if found is None else (found,)
 
     def _find_home(
         self, facts: RequestFacts, binding: Binding | None, barred: frozenset[int]
@@ -244,11 +278,12 @@ class Router:
             cached = self._around.content.cached_bytes(slot, chain) * self._tokens.get(facts.model)
             cached = min(cached, reservation.prompt_tokens - 1.0)
             reservation.expected_cached_tokens = int(cached)
-            reservation.prefill_s = self._costs[slot].seconds(reservation.prompt_tokens - cached, cached)
-        reservation.wait_s = self._load.wait[slot]
+            reservation.prefill_s = self._costs.models[slot].seconds(
+                reservation.prompt_tokens - cached, cached
+            )
         reservation.sent_s = now_s
         written, regretted = self._shadow.insert(slot, chain) if chain else (0, 0)
-        self._traffic.add(now_s, reservation.prefill_s, written, regretted)
+        self._traffic.add(now_s, reservation.prefill_s / self._costs.models[slot].scale, written, regretted)
         share = self._share(slot, facts.model, now_s)
         self._load.send(slot, reservation.prefill_s, share, now_s)
         self._policy.on_reserve(reservation)
@@ -264,8 +299,8 @@ class Router:
         if reservation.is_answered or reservation.is_released:
             return
         reservation.is_answered = True
-        reservation.ttft_s = now_s - reservation.sent_s
         if self._is_current(reservation):
+            reservation.service_s = self._load.service_s(reservation.slot, reservation.sent_s, now_s)
             self._load.prefilled(reservation.slot, reservation.prefill_s)
             self._policy.on_first_token(reservation)
 
@@ -283,7 +318,7 @@ class Router:
         self._load.done(reservation.slot)
         self._policy.on_release(reservation)
         if not was_answered:
-            reservation.ttft_s = None  # the whole time is not a time to first token
+            reservation.service_s = None  # a whole answer's time says nothing of its prefill
         if completed and usage is not None:
             self._learn(reservation, usage)
 
@@ -303,12 +338,9 @@ class Router:
         if usage.cached_tokens is None:
             return
         self._trust_shadow(slot, reservation.expected_cached_tokens, usage.cached_tokens)
-        if reservation.ttft_s is not None:
+        if reservation.service_s is not None:
             uncached = usage.prompt_tokens - usage.cached_tokens
-            # of the whole time this request's own part is what its work is of all that was ahead
-            own_s = self._costs[slot].seconds(uncached, usage.cached_tokens)
-            part = own_s / (reservation.wait_s + own_s)
-            self._costs[slot].observe(uncached, usage.cached_tokens, reservation.ttft_s * part)
+            self._costs.observe(slot, uncached, usage.cached_tokens, reservation.service_s)
 
     def _trust_shadow(self, slot: int, expected: int, reported: int) -> None:
         """Believe in less of the cache where it held less than expected, and slowly in more."""
@@ -342,7 +374,7 @@ class Router:
                 "shadow_tokens": int(self._shadow.used_bytes(slot) * self._tokens.mean),
                 "kv_usage": self._kv_usage.get(slot),
                 "shadow_trust": self._trust[slot],
-                "prefill_tokens_per_s": 1.0 / self._costs[slot].s_per_token,
+                "prefill_tokens_per_s": 1.0 / self._costs.models[slot].s_per_token,
             }
             for backend_id, slot in sorted(self._roster.slot_of.items())
         }

@@ -41,7 +41,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     stay_gain: float = 0.3
     """A bound session moves only where the price is lower by this share of the price at home."""
 
-    placement_bound: float = 1.1
+    placement_bound: float = 1.3
     """New sessions go only to backends whose recent work is at most this × the mean."""
 
     placement_floor: float = 0.05

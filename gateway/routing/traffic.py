@@ -28,24 +28,28 @@ _REGRET_WEIGHT = 2.0  # ghosts are remembered for half a capacity: the other hal
 class Traffic:
     """Exponential averages of arrivals, work, bytes written and bytes regretted."""
 
-    __slots__ = ("_arrivals", "_first_s", "_last_s", "_regretted", "_window_s", "_work_s", "_written")
+    __slots__ = ("_arrivals", "_first_s", "_last_s", "_regretted", "_window_s", "_work", "_written")
 
     def __init__(self, settings: RoutingSettings) -> None:
         self._window_s = settings.traffic_window_s
         self._first_s: float | None = None
         self._last_s = 0.0
-        self._arrivals = self._work_s = 0.0
+        self._arrivals = self._work = 0.0
         self._written = self._regretted = 0.0
 
-    def pressure(self, now_s: float, num_backends: int) -> float:
-        """Return the requests per second of own work that one more second delays. Changes nothing."""
+    def pressure(self, now_s: float, num_backends: int, scale: float = 1.0) -> float:
+        """Return the requests per second of own work that one more second delays. Changes nothing.
+
+        `scale` is the fleet's present cost per unit of work, so that a fleet whose speed has just been
+        learned is not judged by what its earlier work was taken for.
+        """
         if self._first_s is None or num_backends <= 0:
             return 0.0
         window_s = self._window_s
         fade = math.exp((self._last_s - now_s) / window_s) if now_s > self._last_s else 1.0
         seen_s = window_s * (1.0 - math.exp(-max(1.0, now_s - self._first_s) / window_s)) * num_backends
         rate = (self._arrivals * fade + 1.0) / seen_s  # the request being placed counts too
-        utilisation = min(_MAX_UTILISATION, self._work_s * fade / seen_s)
+        utilisation = min(_MAX_UTILISATION, self._work * scale * fade / seen_s)
         return rate * (1.0 + self.regret) / (1.0 - utilisation)
 
     @property
@@ -56,10 +60,11 @@ class Traffic:
         )
 
     @property
-    def mean_work_s(self) -> float:
-        return self._work_s / self._arrivals if self._arrivals > 0 else 0.0
+    def mean_work(self) -> float:
+        """Work per request, in prefill seconds at the configured default speed."""
+        return self._work / self._arrivals if self._arrivals > 0 else 0.0
 
-    def add(self, now_s: float, work_s: float, written_bytes: int, regretted_bytes: int) -> None:
+    def add(self, now_s: float, work: float, written_bytes: int, regretted_bytes: int) -> None:
         """Count one request sent. Changes the averages."""
         if self._first_s is None:
             self._first_s = self._last_s = now_s
@@ -67,7 +72,7 @@ class Traffic:
         fade = math.exp(-elapsed_s / self._window_s)
         slow_fade = math.exp(-elapsed_s / (self._window_s * _REGRET_WINDOW_FACTOR))
         self._arrivals = self._arrivals * fade + 1.0
-        self._work_s = self._work_s * fade + work_s
+        self._work = self._work * fade + work
         self._written = self._written * slow_fade + written_bytes
         self._regretted = self._regretted * slow_fade + regretted_bytes
         self._last_s = max(self._last_s, now_s)

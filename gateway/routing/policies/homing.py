@@ -28,7 +28,7 @@ class HomingPolicy(EventlessPolicy):
     def rank(self, question: Question) -> list[Candidate]:
         around = self._around
         settings = around.settings
-        pressure = around.traffic.pressure(question.now_s, len(question.slots))
+        pressure = around.traffic.pressure(question.now_s, len(question.slots), around.costs.fleet_scale)
         home = None
         if question.home is not None:
             cached = around.content.cached_bytes(question.home, question.chain)
@@ -63,7 +63,7 @@ class HomingPolicy(EventlessPolicy):
         around = self._around
         prompt = question.prompt_tokens
         cached = min(cached_bytes * question.tokens_per_byte, prompt - 1.0)
-        prefill_s = around.costs[slot].seconds(prompt - cached, cached)
+        prefill_s = around.costs.models[slot].seconds(prompt - cached, cached)
         wait_s = around.load.wait[slot]
         return Candidate(
             backend_id=around.roster.backend_id(slot),
