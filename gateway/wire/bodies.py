@@ -71,7 +71,7 @@ class _ResponsesBody(msgspec.Struct):
     max_output_tokens: Raw = ABSENT
 
 
-# Keyed by value, not by member: the hash of an Enum member is Python code.
+# Keyed by value, not by member, and asked with `_value_`: an Enum member's hash is Python code.
 _FULL: Final[dict[str, type[msgspec.Struct]]] = {
     Api.CHAT.value: _ChatBody,
     Api.MESSAGES.value: _MessagesBody,
@@ -130,7 +130,7 @@ class BodyDecoder:
             raise _refused(error) from error
 
     def _decode(self, api: Api, body: bytes) -> Body:
-        decoder = self._full.get(api.value)
+        decoder = self._full.get(api._value_)
         if decoder is None or (len(body) > _GUARDED_BYTES and body.count(b",") > self._max_items):
             return self._from_members(api, self._shallow.decode(body))
         parsed: Any = decoder.decode(body)
@@ -158,10 +158,10 @@ class BodyDecoder:
         return result
 
     def _from_members(self, api: Api, members: dict[str, Raw]) -> Body:
-        for name in _REQUIRED.get(api.value, ()):
+        for name in _REQUIRED.get(api._value_, ()):
             if bytes(members.get(name, ABSENT)) in (b"", b"null"):
                 raise BadRequest(f"the field `{name}` is missing", param=name)
-        if "messages" in members and api.value in _FULL and bytes(members["messages"])[:1] != b"[":
+        if "messages" in members and api._value_ in _FULL and bytes(members["messages"])[:1] != b"[":
             raise BadRequest("the field `messages` must be a list", param="messages")
         model = members.get("model", ABSENT)
         limits = (_count(members[name]) for name in _LIMIT_FIELDS if name in members)
@@ -170,7 +170,7 @@ class BodyDecoder:
             is_stream=_flag(bytes(members.get("stream", ABSENT))),
             max_output_tokens=next(limits, None),
             names=tuple(members.get(name, ABSENT) for name in self.names),
-            text=bytes(members.get(_TEXT_FIELD.get(api.value, ""), ABSENT)),
+            text=bytes(members.get(_TEXT_FIELD.get(api._value_, ""), ABSENT)),
         )
 
 

@@ -22,8 +22,8 @@ from gateway.wire.prompts import Prompt, PromptReader
 from gateway.wire.routes import response_id_of
 from gateway.wire.settings import KeySettings
 
-# Sets hold values, not members: the hash of an Enum member is Python code and would cost more than the
-# rest of a look-up.
+# Sets hold values, not members, and are asked with `_value_`: hash and `value` of an Enum member are Python
+# code in 3.11 and would cost more than the look-up.
 # Requests that leave nothing in a cache that a later turn could reuse: they may follow, never bind.
 _CACHELESS: Final = frozenset(
     {Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.MODELS.value, Api.AUDIO.value}
@@ -70,7 +70,7 @@ class FactsParser:
         parsed = self._read_body(api, body, content_encoding)
         scope = self._hasher.scope(tenant, parsed.model)
         names = Names(self._finder.scan(raw_headers), parsed, tenant, scope)
-        is_cacheless = api.value in _CACHELESS or path in _CACHELESS_PATHS
+        is_cacheless = api._value_ in _CACHELESS or path in _CACHELESS_PATHS
         return self._facts(api, names, is_cacheless=is_cacheless)
 
     def _stored_response(self, tenant: str, response_id: str) -> RequestFacts:
@@ -110,7 +110,7 @@ class FactsParser:
         )
 
     def _read_body(self, api: Api, body: bytes, encoding: str | None) -> Body:
-        if api.value in _BODYLESS:
+        if api._value_ in _BODYLESS:
             return Body()
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             try:
@@ -122,7 +122,7 @@ class FactsParser:
         return self._decoder.decode(api, body)
 
     def _read_prompt(self, api: Api, body: Body, scope: Scope, *, wants_fingerprint: bool) -> Prompt:
-        if api.value in _PROMPTLESS:
+        if api._value_ in _PROMPTLESS:
             return Prompt(num_bytes=len(body.text))
         return self._prompts.read(api, body, scope, wants_fingerprint=wants_fingerprint)
 

@@ -91,11 +91,14 @@ class IdentityFinder:
     """Finds the raw id of a session in headers, cookie and body fields."""
 
     def __init__(self, settings: KeySettings) -> None:
-        self._ranks = {name.encode(): rank for rank, name in enumerate(settings.headers)}
-        self._special = {name.encode(): "auxiliary" for name in settings.auxiliary_headers}
-        self._special |= {name.encode(): "qualifier" for name in settings.header_qualifiers}
+        # What each header of interest is: the rank of a session header, or another role.
+        self._roles: dict[bytes, int | str] = {
+            name.encode(): rank for rank, name in enumerate(settings.headers)
+        }
+        self._roles |= {name.encode(): "auxiliary" for name in settings.auxiliary_headers}
+        self._roles |= {name.encode(): "qualifier" for name in settings.header_qualifiers}
         if settings.cookie_name is not None:
-            self._special[b"cookie"] = "cookie"
+            self._roles[b"cookie"] = "cookie"
             self._cookie_prefix = settings.cookie_name.encode() + b"="
         self._ignored = frozenset(to_bytes(value.lower()) for value in settings.ignored_values)
         self._ignored_pattern = re.compile(to_bytes(settings.ignored_pattern))
@@ -104,14 +107,15 @@ class IdentityFinder:
     def scan(self, raw_headers: Sequence[tuple[bytes, bytes]]) -> HeaderScan:
         """Collect all that headers say, in one pass. O(headers)."""
         found = HeaderScan([])
-        ranks, special = self._ranks, self._special
+        roles = self._roles
         for name, value in raw_headers:
-            lowered = name.lower()
-            rank = ranks.get(lowered)
-            if rank is not None:
-                found.candidates.append((rank, value))
-            elif lowered in special:
-                self._note(found, special[lowered], value)
+            role = roles.get(name.lower())
+            if role is None:
+                continue
+            if isinstance(role, int):
+                found.candidates.append((role, value))
+            else:
+                self._note(found, role, value)
         return found
 
     def best_header(self, found: HeaderScan) -> bytes | None:

@@ -88,10 +88,10 @@ class PromptReader:
         messages = [bytes(message) for message in body.messages]
         roles = _Roles(messages)
         num_system = 0 if api is Api.MESSAGES else roles.num_system
-        block = self._system_block(scope, body, messages[:num_system])
+        system, turns = messages[:num_system], messages[num_system:]
+        block = self._system_block(scope, body, system)
         prompt = Prompt(system=block, is_follow_up=roles.has_answer)
-        turns = messages[num_system:]
-        system_bytes = len(body.system) + len(body.tools) + sum(map(len, messages[:num_system]))
+        system_bytes = len(body.system) + len(body.tools) + sum(map(len, system))
         self._chain(prompt, scope.seed, system_bytes, turns)
         if wants_fingerprint:
             prompt.first_user = self._first_user(messages, roles.first_user)
@@ -110,22 +110,23 @@ class PromptReader:
         """Hash the block and each turn into the prefix. Changes `prompt`."""
         prefix = []
         chain = seed
+        total = 0
         if prompt.system is not None:
             chain = prompt.system.chain_hash
+            total = system_bytes
             prefix.append(Message(chain_hash=chain, num_bytes=system_bytes))
         marked_from = len(turns) - _MAX_MARKERS
         for index, turn in enumerate(turns[: self._max_prefix]):
             size = len(turn)
-            if index >= marked_from and b'"cache_control"' in turn[-_MARKER_REACH:]:
+            if index >= marked_from and turn.rfind(b'"cache_control"', -_MARKER_REACH) >= 0:
                 turn = canonical_message(turn)
             elif size > _LARGE_MESSAGE:
                 size -= _attachment_excess(turn)
             chain = xxh3_64_intdigest(turn, chain)
+            total += size
             prefix.append(Message(chain_hash=chain, num_bytes=size))
         prompt.prefix = tuple(prefix)
-        prompt.num_bytes = sum([message.num_bytes for message in prefix])
-        if len(turns) > self._max_prefix:
-            prompt.num_bytes += sum(map(len, turns[self._max_prefix :]))
+        prompt.num_bytes = total + sum(map(len, turns[self._max_prefix :]))
 
     def _first_user(self, messages: list[bytes], index: int | None) -> bytes:
         if index is None:

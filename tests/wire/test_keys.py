@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.values import Api, KeySource, RequestFacts
 from gateway.wire.facts import FactsParser
-from gateway.wire.keys import length_prefixed, session_part
+from gateway.wire.keys import KeyHasher, length_prefixed, session_part
 from gateway.wire.settings import KeySettings
 
 Parse = Callable[..., RequestFacts]
@@ -371,6 +371,21 @@ def test_the_fingerprint_holds_through_a_conversation(parse: Parse) -> None:
         parse(opening, tenant="t"),
     ]
     assert len({facts.session_key for facts in [first, *others]}) == 6
+
+
+def test_every_byte_of_a_long_secret_counts() -> None:
+    """A secret beyond the 64 bytes that the hash takes is not cut."""
+    one, two = (KeyHasher(b"x" * 64 + tail) for tail in (b"a", b"b"))
+    assert one.response_key("t", b"r") != two.response_key("t", b"r")
+
+
+def test_the_memo_of_models_is_bounded_and_changes_no_key() -> None:
+    """Model names come from clients; a thousand invented ones leave no more than the limit behind."""
+    hasher, fresh = KeyHasher(b"s", max_scopes=10), KeyHasher(b"s")
+    for number in range(1_000):
+        assert hasher.scope("t", f"m{number}") == fresh.scope("t", f"m{number}")
+        assert len(hasher._scopes) <= 10
+    assert hasher.scope("t", None) == hasher.scope("t", "")
 
 
 @given(left=st.lists(st.binary(max_size=12)), right=st.lists(st.binary(max_size=12)))
