@@ -12,7 +12,10 @@ import re
 from gateway.sessions.records import Record
 from gateway.values import BackendId
 
-MAX_VALUE_BYTES = 140
+MAX_VALUE_BYTES = 140  # the longest that can be written is 125
+MAX_EPOCH = 10**18 - 1
+MAX_TOKENS = 10**12 - 1
+MAX_TURNS = 10**9 - 1
 _VALUE = re.compile(rb"1 (\d+) (\d+) (\d+) (\d+) ([A-Za-z0-9._-]{1,64})", re.ASCII)
 _BACKEND_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
@@ -34,5 +37,7 @@ def decode_reply(reply: object, now_s: float) -> Record | None:
 def is_storable(backend_id: BackendId, epoch: int, context_tokens: int) -> bool:
     """Whether this home can be written so that it will be read again."""
     return (
-        _BACKEND_ID.fullmatch(backend_id) is not None and 0 <= epoch < 10**18 and 0 <= context_tokens < 10**12
+        _BACKEND_ID.fullmatch(backend_id) is not None
+        and 0 <= epoch <= MAX_EPOCH
+        and 0 <= context_tokens <= MAX_TOKENS
     )

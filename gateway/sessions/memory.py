@@ -27,6 +27,7 @@ from gateway.sessions.store import Listing, StoreStats
 from gateway.values import BackendId, Binding, SessionKey
 
 NUM_TABLES = 64  # a power of two: the table of a key is its hash masked
+TABLE_MASK = NUM_TABLES - 1
 SWEEP_PER_WRITE = 4  # expired records dropped by each write: more than one, so that sweeping catches up
 
 
@@ -118,7 +119,7 @@ class MemoryStore:
         return self._clock()
 
     async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
-        record = self._tables[hash(key) & (NUM_TABLES - 1)].get(key)
+        record = self._tables[hash(key) & TABLE_MASK].get(key)
         if record is None or record.expires_at_s <= self._clock():
             self._num_misses += 1
             return None
@@ -143,7 +144,7 @@ class MemoryStore:
             record = _Record(
                 backend_id, epoch, self._last_version, self._next_expiry(now_s), context_tokens, 0, key=key
             )
-            self._tables[hash(key) & (NUM_TABLES - 1)][key] = record
+            self._tables[hash(key) & TABLE_MASK][key] = record
             self._line(backend_id).append(record)
             self._num_sessions += 1
         return as_binding(record, record.expires_at_s)
@@ -230,7 +231,7 @@ class MemoryStore:
 
     def _live_record(self, key: SessionKey, now_s: float) -> _Record | None:
         """The record of a session that has not expired; an expired one is dropped on the way."""
-        record = self._tables[hash(key) & (NUM_TABLES - 1)].get(key)
+        record = self._tables[hash(key) & TABLE_MASK].get(key)
         if record is not None and record.expires_at_s <= now_s:
             self._drop(record)
             return None
@@ -257,7 +258,7 @@ class MemoryStore:
             del self._lines[backend_id]
 
     def _drop(self, record: _Record) -> None:
-        del self._tables[hash(record.key) & (NUM_TABLES - 1)][record.key]
+        del self._tables[hash(record.key) & TABLE_MASK][record.key]
         self._leave_line(record)
         self._num_sessions -= 1
 
@@ -288,7 +289,7 @@ class MemoryStore:
             expires_at_s = float(text)
         except ValueError:
             return line.oldest
-        record: _Record | None = self._tables[hash(key) & (NUM_TABLES - 1)].get(SessionKey(key))
+        record: _Record | None = self._tables[hash(key) & TABLE_MASK].get(SessionKey(key))
         if record is not None and record.expires_at_s == expires_at_s and self._is_in(record, line):
             newer: _Record | None = record.newer
             return newer

@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from gateway.sessions.codec import decode_reply, is_storable
+from gateway.sessions.codec import MAX_TOKENS, MAX_TURNS, decode_reply, is_storable
 from gateway.sessions.invalidation import InvalidationChannel
 from gateway.sessions.local_cache import LocalCache
 from gateway.sessions.lua import load_script
@@ -146,6 +146,9 @@ class RedisStore:
         return await self._write(shard, claim, deadline_s)
 
     async def renew(self, key: SessionKey, binding: Binding, *, context_tokens: int, num_turns: int) -> None:
+        # One number that the script cannot read would make Redis refuse its whole batch again and again.
+        context_tokens = min(max(context_tokens, 0), MAX_TOKENS)
+        num_turns = min(max(num_turns, 0), MAX_TURNS)
         self._local.renew(
             key,
             binding.version,
@@ -293,30 +296,28 @@ class RedisStore:
 
     async def _send(self, shard: int, batch: list[tuple[SessionKey, Renewal]]) -> bool:
         """One call for many renewals. False if they should be sent again."""
-        keys = [self._layout.index_prefix(shard), self._layout.names(shard)]
+        layout = self._layout
+        keys = [layout.index_prefix(shard), layout.names(shard), layout.session(shard, SessionKey(""))]
+        # One argument for each renewal, and an answer for odd ones only: redis-py takes its time for each.
         arguments: list[Any] = [self._ttl_ms]
-        for key, renewal in batch:
-            keys.append(self._layout.session(shard, key))
-            arguments += (renewal.version, renewal.context_tokens, renewal.num_turns, key)
+        arguments += [f"{it.version} {it.context_tokens} {it.num_turns} {key}" for key, it in batch]
         sent_at_s = self._clock()
 
         async def send() -> object:
             return await self.link.run(self._renew, keys, arguments)
 
         try:
-            replies = await self.link.ask(shard, send, sent_at_s + self.link.patience_s)
+            refused = await self.link.ask(shard, send, sent_at_s + self.link.patience_s)
         except Unavailable:
             return False
-        if not isinstance(replies, list) or len(replies) != len(batch):
-            self.link.errors["odd_value"] += 1
-            return True
-        for (key, renewal), reply in zip(batch, replies, strict=True):
-            if reply == 1:
-                self._local.confirm(key, renewal.version, sent_at_s)
-            elif reply == 0:
-                self._local.doubt(key, renewal.version)
-            else:
-                self._remember(key, reply, sent_at_s)
+        for key, renewal in batch:
+            self._local.confirm(key, renewal.version, sent_at_s)
+        for row in refused if isinstance(refused, list) else []:
+            match row:
+                case [int() as number, b"", _] if 0 < number <= len(batch):
+                    self._local.doubt(batch[number - 1][0], batch[number - 1][1].version)
+                case [int() as number, value, ttl_ms] if 0 < number <= len(batch):
+                    self._remember(batch[number - 1][0], [value, ttl_ms], sent_at_s)
         return True
 
     def _set_trust(self, live_since_s: float | None) -> None:

@@ -15,7 +15,7 @@ import pytest
 from fakes.redis_server import RedisProcess, redis_server
 from fakes.tcp_proxy import tcp_proxy
 from redis.asyncio import Redis
-from sessions.harness import ManualClock, started_redis_store, until, until_live
+from sessions.harness import started_redis_store, until, until_live
 
 from gateway.sessions.redis_store import RedisStore
 from gateway.sessions.settings import RedisSettings
@@ -334,69 +334,3 @@ async def test_full_server_refuses_and_serves_what_it_has(shared_redis: RedisPro
         finally:
             await redis.config_set("maxmemory", "0")
         assert await store.claim(key(1), B, 1) is not None
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["", "x", "1 2 3", "1 1 1 1 1 http://10.0.0.1/", "\x00" * 50, "9" * 1000, '{"a":1}', "2 1 1 1 1 a"],
-)
-async def test_odd_value_counts_as_absent(shared_redis: RedisProcess, redis: Redis, value: str) -> None:
-    """What is no binding is no home; it is counted, and a claim replaces it."""
-    async with started_redis_store(RedisSettings(url=shared_redis.url)) as store:
-        await redis.set("homing:{00}:s:" + KEY, value, ex=100)
-        assert await store.get(KEY) is None
-        assert store.stats().errors["odd_value"] == 1
-        assert await store.rebind(KEY, 1, B, 1) is None
-        assert (await store.claim(KEY, A, 1)).backend_id == A  # type: ignore[union-attr]  # None fails
-
-
-async def test_other_type_and_immortal_value_count_as_absent(
-    shared_redis: RedisProcess, redis: Redis
-) -> None:
-    """A list where a binding should be, and a binding without an end, are both replaced by a claim."""
-    async with started_redis_store(RedisSettings(url=shared_redis.url)) as store:
-        await redis.rpush("homing:{00}:s:" + KEY, "x")
-        await redis.set("homing:{00}:s:" + key(1), "1 5 1 1 1 old")
-        for session in (KEY, key(1)):
-            assert await store.get(session) is None
-            assert (await store.claim(session, A, 1)).backend_id == A  # type: ignore[union-attr]  # None fails
-            assert await redis.ttl("homing:{00}:s:" + session) > 0
-
-
-async def test_no_session_without_an_end(shared_redis: RedisProcess, redis: Redis) -> None:
-    """Whatever callers do and wherever they leave, every key in Redis has a time to live."""
-    chance = random.Random(3)
-    async with started_redis_store(RedisSettings(url=shared_redis.url)) as store:
-
-        async def turn(number: int) -> None:
-            binding = await store.claim(key(number % 20), BackendId(f"b{number % 3}"), 1)
-            assert binding is not None
-            await store.renew(key(number % 20), binding, context_tokens=number, num_turns=1)
-            await store.rebind(key(number % 20), binding.version, B, 1)
-
-        tasks = [asyncio.create_task(turn(number)) for number in range(200)]
-        for task in tasks:
-            if chance.random() < 0.5:
-                await asyncio.sleep(0)
-                task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await store.flush()
-        keys = [name async for name in redis.scan_iter()]
-        assert keys
-        for name in keys:
-            assert await redis.pttl(name) > 0, name
-
-
-async def test_clock_jumps_do_not_end_sessions(shared_redis: RedisProcess, redis: Redis) -> None:
-    """The wall clock of this machine may be set to any time: homes stay, and only what is shown changes."""
-    wall, clock = ManualClock(1e9), ManualClock(50.0)
-    settings = RedisSettings(url=shared_redis.url, heartbeat_interval_ms=20)
-    async with started_redis_store(settings, clock=clock, wall_clock=wall) as store:
-        await until_live(store)
-        claimed = await store.claim(KEY, A, 1)
-        assert claimed is not None
-        assert abs(claimed.expires_at_s - (1e9 + 3600)) < 1
-        for now_s in (2e9, 0.0, 1e9):
-            wall.now_s = now_s
-            assert (await store.get(KEY)) is not None
-        assert 3500 < await redis.ttl("homing:{00}:s:" + KEY) <= 3600

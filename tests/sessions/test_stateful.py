@@ -201,7 +201,7 @@ class MemoryMachine(StoreMachine):
 def test_memory_store_is_a_table() -> None:
     """The memory store behaves as the model in every sequence."""
     run_state_machine_as_test(
-        MemoryMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+        MemoryMachine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
     )
 
 

@@ -4,8 +4,8 @@
 -- Anything else, and a value without a time to live, counts as absent and may be overwritten: what lies in
 -- Redis is data to be checked. codec.py checks by the same rule; keep the two alike.
 --
--- A script gets all keys of one shard, which share one hash tag. The index of a backend is the one key that
--- is computed here (KEYS names its prefix), because the former home is known only after the value is read.
+-- All keys of a script share one hash tag. Some are computed here from a prefix in KEYS: the index of a former
+-- home, known only after the value is read, and the sessions of a batch, named once as members.
 
 local function server_time_us()
   local now = redis.call('TIME')
