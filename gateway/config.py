@@ -20,6 +20,7 @@ from gateway.downstream.settings import DownstreamSettings
 from gateway.fleet.settings import FleetSettings
 from gateway.routing.failover import FailoverSettings
 from gateway.routing.health import HealthSettings
+from gateway.routing.key_watch import KeyWatchSettings
 from gateway.routing.settings import RoutingSettings
 from gateway.sessions.settings import SessionsSettings
 from gateway.upstream.address import parse_base_url
@@ -121,6 +122,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     backends: tuple[BackendSettings, ...] = ()
     keys: KeySettings = KeySettings()
     headers: HeaderSettings = HeaderSettings()
+    key_watch: KeyWatchSettings = KeyWatchSettings()
     routing: RoutingSettings = RoutingSettings()
     sessions: SessionsSettings = SessionsSettings()
     health: HealthSettings = HealthSettings()

@@ -38,6 +38,7 @@ from gateway.observe import AnswerObserver
 from gateway.record import Recorder
 from gateway.routing.failover import RetryBudget, may_try_another
 from gateway.routing.health import Outcome, outcome_of_status
+from gateway.routing.key_watch import KeyWatch
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
 from gateway.sessions.store import SessionStore
@@ -79,6 +80,7 @@ class Proxy:
         self._parts = parts
         self._clock = parts.clock
         self._failover = parts.config.failover
+        self.key_watch = KeyWatch(parts.config.key_watch)
         self._heads = RequestHeads(parts.config.headers)
         self._retries = RetryBudget(parts.config.failover)
         self._running: set[asyncio.Task[object]] = set()
@@ -138,7 +140,7 @@ class Proxy:
 
     async def _read(self, request: web.BaseRequest, route: Route, turn: Turn) -> None:
         turn.body = await read_body(request, self._parts.config.downstream)
-        turn.facts = self._parts.parser.parse(
+        facts = self._parts.parser.parse(
             route.api,
             request.raw_headers,
             turn.body,
@@ -146,6 +148,7 @@ class Proxy:
             path=route.path,
             content_encoding=request.headers.get("content-encoding"),
         )
+        turn.facts = self.key_watch.judge(facts)
 
     # -- 2 look up
 

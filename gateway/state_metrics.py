@@ -26,6 +26,12 @@ def state_metrics(gateway: Gateway) -> Iterator[Metric]:
     lag = gauge("homing_event_loop_lag_seconds", "Worst lateness of the event loop since the last scrape")
     lag.add_metric([], gateway.loop_lag.take_worst_s())
     yield lag
+    distrusted = state_counter(
+        "homing_distrusted_keys", "Requests whose session key was not believed", "kind"
+    )
+    distrusted.add_metric(["shared"], gateway.proxy.key_watch.num_shared)
+    distrusted.add_metric(["never_repeats"], gateway.proxy.key_watch.num_unstable)
+    yield distrusted
     info = gauge("homing_build_info", "Version of this gateway", "version")
     info.add_metric([importlib.metadata.version("homing")], 1)
     yield info

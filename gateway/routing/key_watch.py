@@ -1,0 +1,125 @@
+"""Session keys that are not what they say: ids that never repeat, and ids that many conversations share.
+
+A client may send a fresh id with every request (a request id under a session's name), or one id for all its
+users (a constant, an account). The first scatters the turns of every conversation and fills the session
+table, the second piles everything up on one backend. Both show in how keys and prompts go together.
+
+*Never repeats*: a turn that continues a prompt seen before (its messages but the last few are exactly that
+prompt) under a key never seen before. When nearly all follow-ups of a source look so, the source is put
+aside and the *opener* is the key: the chain hash over system prompt and first message. That the key is new
+is what counts, not that it differs: sessions with the same words have honest keys of their own. *Shared*: one key under which many openers came. It stops being a session: such requests go by
+their prompt, within the load bound. Clients that compact their history change their opener now and then,
+which stays far below the limit; a fan-out of sub-agents under one id goes above it, rightly.
+
+Invariant: bounded memory, O(1) per request, no clock. It judges only keys that a client named.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+
+from gateway.values import KeySource, RequestFacts, SessionKey
+
+_MAX_ADDED = 8  # messages that one turn adds: answer, tool calls, their results, the next question
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_JUDGED = frozenset((KeySource.HEADER, KeySource.BODY, KeySource.COOKIE))
+
+
+class KeyWatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a session key is not believed."""
+
+    is_enabled: bool = True
+    max_conversations_per_key: int = 16
+    """A key under which more conversations than this came is a bucket, not a session."""
+    unstable_share: float = 0.9
+    """A source whose follow-up turns nearly all bring a new key names requests, not sessions."""
+    min_follow_ups: int = 50
+    """Follow-up turns to see before a source is judged."""
+    memory_entries: int = 20_000
+    """Prompts and keys remembered, each."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.unstable_share <= 1:
+            raise ValueError("unstable_share must be above 0 and at most 1")
+        if min(self.max_conversations_per_key, self.min_follow_ups, self.memory_entries) < 1:
+            raise ValueError("key watch limits must be at least 1")
+
+
+class _SourceRecord:
+    """How the follow-up turns of one source looked lately."""
+
+    __slots__ = ("num_changed", "num_follow_ups")
+
+    def __init__(self) -> None:
+        self.num_follow_ups = 0.0
+        self.num_changed = 0.0
+
+
+class KeyWatch:
+    """Judges the key of each request; remembers prompts and keys, least recently seen forgotten first."""
+
+    def __init__(self, settings: KeyWatchSettings) -> None:
+        self._settings = settings
+        self._prompts: OrderedDict[int, None] = OrderedDict()
+        self._openers_of_key: OrderedDict[SessionKey, set[int]] = OrderedDict()
+        self._sources: dict[KeySource, _SourceRecord] = {}
+        self.num_shared = 0  # requests whose key was found to be shared
+        self.num_unstable = 0  # requests whose key was put aside because it never repeats
+
+    def judge(self, facts: RequestFacts) -> RequestFacts:
+        """Return the facts with the key that may be believed. Changes what is remembered."""
+        if (
+            facts.key_source not in _JUDGED
+            or facts.session_key is None
+            or len(facts.prefix) < 2
+            or not self._settings.is_enabled
+        ):
+            return facts
+        opener = facts.prefix[1].chain_hash
+        is_unstable = self._note_source(facts)
+        is_shared = self._is_shared(facts.session_key, opener)
+        if is_unstable:
+            self.num_unstable += 1
+            key = SessionKey(f"{opener & (2**64 - 1):032x}")
+            return replace(facts, session_key=key, key_source=KeySource.FINGERPRINT)
+        if is_shared:
+            self.num_shared += 1
+            return replace(facts, session_key=None, sets_binding=False, obeys_load_bound=True)
+        return facts
+
+    def _note_source(self, facts: RequestFacts) -> bool:
+        """Take in one turn; return whether its source names requests instead of sessions."""
+        assert facts.session_key is not None
+        record = self._sources.setdefault(facts.key_source, _SourceRecord())
+        prompt = facts.prefix
+        if facts.is_follow_up and any(m.chain_hash in self._prompts for m in prompt[-_MAX_ADDED - 1 : -1]):
+            if record.num_follow_ups >= 4 * self._settings.min_follow_ups:  # forget slowly: clients mend
+                record.num_follow_ups *= 0.5
+                record.num_changed *= 0.5
+            record.num_follow_ups += 1
+            record.num_changed += facts.session_key not in self._openers_of_key
+        self._remember(self._prompts, prompt[-1].chain_hash, None)
+        return (
+            record.num_follow_ups >= self._settings.min_follow_ups
+            and record.num_changed >= self._settings.unstable_share * record.num_follow_ups
+        )
+
+    def _is_shared(self, key: SessionKey, opener: int) -> bool:
+        openers = self._openers_of_key.get(key)
+        if openers is None:
+            openers = set()
+        if len(openers) <= self._settings.max_conversations_per_key:
+            openers.add(opener)
+        self._remember(self._openers_of_key, key, openers)
+        return len(openers) > self._settings.max_conversations_per_key
+
+    def _remember(self, table: OrderedDict[_K, _V], key: _K, value: _V) -> None:
+        table[key] = value
+        table.move_to_end(key)
+        if len(table) > self._settings.memory_entries:
+            table.popitem(last=False)
