@@ -33,10 +33,7 @@ class WireUsage(msgspec.Struct, gc=False):
 
 def merge_usage(known: Usage, said: WireUsage) -> Usage:
     """Return `known` with everything that `said` knows better: later events carry later counts."""
-    prompt_tokens = said.prompt_tokens
-    if prompt_tokens is None and said.input_tokens is not None:
-        prompt_tokens = said.input_tokens
-        prompt_tokens += (said.cache_read_input_tokens or 0) + (said.cache_creation_input_tokens or 0)
+    prompt_tokens = said.prompt_tokens if said.input_tokens is None else _input(known, said)
     completion_tokens = said.output_tokens if said.completion_tokens is None else said.completion_tokens
     cached_tokens = _cached(said)
     return Usage(
@@ -44,6 +41,14 @@ def merge_usage(known: Usage, said: WireUsage) -> Usage:
         completion_tokens=known.completion_tokens if completion_tokens is None else completion_tokens,
         cached_tokens=known.cached_tokens if cached_tokens is None else cached_tokens,
     )
+
+
+def _input(known: Usage, said: WireUsage) -> int:
+    """Return all input tokens. An event that repeats `input_tokens` alone takes no cached ones back."""
+    total = said.input_tokens or 0
+    if said.cache_read_input_tokens is None and said.cache_creation_input_tokens is None:
+        return max(total, known.prompt_tokens or 0)
+    return total + (said.cache_read_input_tokens or 0) + (said.cache_creation_input_tokens or 0)
 
 
 def _cached(said: WireUsage) -> int | None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.values import Api, Usage
 from gateway.wire.answers import observe_json
+from gateway.wire.usage import WireUsage, merge_usage
 
 CHAT = {"id": "c", "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}
 
