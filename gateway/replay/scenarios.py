@@ -63,9 +63,9 @@ def make_scenario(name: str, num_engines: int, traces: Path) -> Scenario:
     builders: dict[str, Callable[[], tuple[Trace, float, dict[str, int]]]] = {
         "conversation": lambda: (_conversation(traces, num_engines), 180.0, _TEXT_CACHES),
         "agent": lambda: (_agent(traces, num_engines), 400.0, _AGENT_CACHES),
-        "chat": lambda: (workloads.chat(350 * num_engines, 1800.0), 300.0, _CHAT_CACHES),
+        "chat": lambda: (workloads.chat(200 * num_engines, 1000.0), 300.0, _CHAT_CACHES),
         "documents": lambda: (workloads.documents(300 * num_engines, 1000.0), 200.0, _TEXT_CACHES),
-        "apps": lambda: (workloads.apps(700 * num_engines, 1200.0), 300.0, _TEXT_CACHES),
+        "apps": lambda: (workloads.apps(500 * num_engines, 850.0), 250.0, _TEXT_CACHES),
     }
     if name not in builders:
         raise ValueError(f"unknown scenario {name!r}: one of {', '.join(builders)}")
@@ -90,7 +90,7 @@ def _conversation(traces: Path, num_engines: int) -> Trace:
 
 def _agent(traces: Path, num_engines: int) -> Trace:
     slice_ = read_trace(traces / "cc_60sessions.compact.jsonl", name="agent")
-    return workloads.agents(slice_, 24 * num_engines, 2400.0)
+    return workloads.agents(slice_, 24 * num_engines, 1600.0)
 
 
 def seconds_per_token(scenario: Scenario, *, cache: str, load: str) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from gateway.errors import NoBackend
 from gateway.routing.calibration import CostBook, TokenRatio
+from gateway.routing.content import CompletedContent
 from gateway.routing.load import LoadTable
 from gateway.routing.policies.registry import make_policy
 from gateway.routing.question import Policy, Question, Surroundings
@@ -43,7 +44,7 @@ class Router:
     """All placement state of one gateway process."""
 
     def __init__(self, settings: RoutingSettings, *, content: ContentIndex | None = None) -> None:
-        """`content` replaces the router's own shadow as the source of cache knowledge, by slot."""
+        """`content`: what engines report of their caches, by slot; the router's own shadow completes it."""
         self.settings = settings
         self._roster = Roster(settings)
         self._load = LoadTable(settings)
@@ -54,9 +55,8 @@ class Router:
         self._lives: list[int] = []
         self._trust: list[float] = []
         self._kv_usage: dict[int, float] = {}
-        self._around = Surroundings(
-            settings, self._roster, self._load, self._costs, self._traffic, content or self._shadow
-        )
+        known: ContentIndex = self._shadow if content is None else CompletedContent(content, self._shadow)
+        self._around = Surroundings(settings, self._roster, self._load, self._costs, self._traffic, known)
         self._policy: Policy = make_policy(settings.policy, self._around)
 
     # -- the fleet -----------------------------------------------------------------------------

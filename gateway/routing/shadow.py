@@ -30,6 +30,7 @@ from typing import Protocol
 from gateway.values import Message
 
 Chain = Sequence[Message]
+Level = tuple[tuple[int, ...], int]  # slots, and how many leading bytes of a chain each holds
 _GHOST_SHARE = 0.5  # remembered evictions, as a share of capacity: what would still be there in 1.5 caches
 _LAST_LOOKS = 4  # a next turn ends 2-3 messages behind the known ones: look there before bisecting
 _EXACT_GROUP = 8  # more backends than this at one line share a common prompt: they count alike
@@ -42,7 +43,7 @@ class ContentIndex(Protocol):
         """Return how many leading bytes of the chain the backend in this slot holds."""
         ...
 
-    def levels(self, chain: Chain) -> list[tuple[tuple[int, ...], int]]:
+    def levels(self, chain: Chain) -> list[Level]:
         """Return (slots, cached bytes) of all that hold some of the chain, longest first."""
         ...
 
@@ -91,9 +92,9 @@ class Shadow:
         index = _deepest(cache.lines, chain)
         return 0 if index < 0 else _held(cache.lines[chain[index].chain_hash], chain, index)
 
-    def levels(self, chain: Chain) -> list[tuple[tuple[int, ...], int]]:
+    def levels(self, chain: Chain) -> list[Level]:
         holders = self._holders
-        found: list[tuple[tuple[int, ...], int]] = []
+        found: list[Level] = []
         index, taken = _deepest(holders, chain), 0
         while index >= 0:
             mask = holders[chain[index].chain_hash]

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable
 
 from gateway.routing.question import EventlessPolicy, Question
+from gateway.routing.shadow import Level
 from gateway.values import Candidate
 
 _EVALUATE_ALL = 12  # fleets up to this size are priced whole
@@ -103,7 +104,7 @@ class HomingPolicy(EventlessPolicy):
         return tuple(kept) or slots
 
     def _shortlist(
-        self, question: Question, open_slots: tuple[int, ...], levels: list[tuple[tuple[int, ...], int]]
+        self, question: Question, open_slots: tuple[int, ...], levels: list[Level]
     ) -> Iterable[int]:
         """Slots worth pricing. Among equal content only the least wait can win, so few suffice."""
         if len(open_slots) <= _EVALUATE_ALL:
