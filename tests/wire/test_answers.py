@@ -73,6 +73,16 @@ def test_answers_are_understood_per_dialect(
     assert observe_json(api, json.dumps(answer).encode()) == (usage, reason, answer_id)
 
 
+def test_a_later_event_does_not_take_cached_tokens_back() -> None:
+    """Anthropic's `message_delta` may repeat `input_tokens` without the cache counts of `message_start`."""
+    start = merge_usage(Usage(), WireUsage(input_tokens=25, cache_read_input_tokens=4096, output_tokens=1))
+    assert start == Usage(prompt_tokens=4121, completion_tokens=1, cached_tokens=4096)
+    end = merge_usage(start, WireUsage(input_tokens=25, output_tokens=15))
+    assert end == Usage(prompt_tokens=4121, completion_tokens=15, cached_tokens=4096)
+    full = merge_usage(start, WireUsage(input_tokens=20, cache_read_input_tokens=4000, output_tokens=15))
+    assert full == Usage(prompt_tokens=4020, completion_tokens=15, cached_tokens=4000)
+
+
 @given(
     api=st.sampled_from(Api),
     body=st.binary(max_size=60) | st.sampled_from([b"[" * 5000, b"[]", b"null", b""]),
