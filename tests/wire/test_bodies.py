@@ -21,7 +21,6 @@ JSON_APIS = [api for api in Api if api not in (Api.MODELS, Api.OTHER, Api.AUDIO)
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-# B42
 @pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
 @pytest.mark.parametrize(
     ("body", "param"),
@@ -68,7 +67,6 @@ def test_other_apis_name_their_fields_too(parse: Parse, api: Api, body: dict[str
     assert caught.value.param == param
 
 
-# B40
 @pytest.mark.parametrize("api", JSON_APIS)
 @pytest.mark.parametrize(
     "body",
@@ -118,7 +116,6 @@ def test_what_only_an_engine_can_judge_passes(parse: Parse, extra: bytes) -> Non
     assert (facts.model, facts.max_output_tokens) == ("m", None)
 
 
-# B39
 @pytest.mark.parametrize(
     "text",
     [

@@ -55,7 +55,6 @@ def test_a_request_without_body_has_no_length() -> None:
     assert build([], body_length=0)[-1] == b"content-length: 0"
 
 
-# T10
 @pytest.mark.parametrize(
     "name", [*KeySettings().headers, "x-homing-auxiliary", "traceparent", "tracestate", "x-parent-session-id"]
 )
@@ -65,7 +64,6 @@ def test_session_and_trace_headers_travel_unchanged(name: str) -> None:
     assert b"%b: %b" % header in build([header])
 
 
-# B49
 @pytest.mark.parametrize(
     "name",
     ["Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "TE",
@@ -108,7 +106,6 @@ def test_a_backends_key_replaces_the_clients_credentials() -> None:
     assert build(headers)[3:5] == [b"Authorization: Bearer C", b"X-Api-Key: C2"]
 
 
-# B51
 @pytest.mark.parametrize(
     "name", ["X-Homing-Backend", "x-homing-affinity", "X-Data-Parallel-Rank", "X-Forwarded-For",
              "X-Forwarded-Host", "Forwarded", "X-Real-IP"],

@@ -131,7 +131,6 @@ def test_own_body_fields_and_cookie_can_be_configured() -> None:
     assert keys == {by_cookie.session_key}
 
 
-# T1
 @pytest.mark.parametrize(
     "value",
     ["{{LIBRECHAT_BODY_CONVERSATIONID}}", "{{CHAT_ID}}", "{{ CHAT_ID }}", "${SESSION}", "<session-id>",
@@ -146,7 +145,6 @@ def test_unfilled_templates_and_script_leftovers_are_absent(parse: Parse, value:
     assert fallback.key_source is KeySource.BODY
 
 
-# T2
 def test_of_two_codex_spellings_the_hyphen_wins(parse: Parse) -> None:
     """`session-id` and `session_id` may differ; the rank decides, not the order of arrival."""
     hyphen = parse(CHAT, {"session-id": "a"}).session_key
@@ -155,7 +153,6 @@ def test_of_two_codex_spellings_the_hyphen_wins(parse: Parse) -> None:
     assert parse(CHAT, {"session_id": "b"}).session_key != hyphen
 
 
-# T3
 @pytest.mark.parametrize(
     ("user_id", "session"),
     [
@@ -182,7 +179,6 @@ def test_only_the_session_part_of_anthropics_user_id_counts(
     assert facts.session_key == expected
 
 
-# T4
 def test_sub_agents_have_keys_of_their_own(parse: Parse) -> None:
     """A thread inside a Codex session, or an agent inside a Claude Code session, is its own conversation."""
     main = parse(CHAT, {"session-id": "s", "thread-id": "s"}).session_key
@@ -198,7 +194,6 @@ def test_sub_agents_have_keys_of_their_own(parse: Parse) -> None:
     assert len(set(keys)) == 3
 
 
-# T6
 def test_compaction_changes_the_opener_but_not_a_named_session(parse: Parse) -> None:
     """A client that rewrites its early messages keeps its home if it names its session."""
     compacted = {
@@ -211,7 +206,6 @@ def test_compaction_changes_the_opener_but_not_a_named_session(parse: Parse) -> 
     assert parse(before).session_key != parse(after).session_key
 
 
-# T7
 def test_auxiliary_calls_follow_but_never_bind(parse: Parse) -> None:
     """Title and tag calls of a chat carry its key and are marked, by header or by their opening."""
     chat = {"x-openwebui-chat-id": "c"}
@@ -247,7 +241,6 @@ def test_longer_ids_are_absent(parse: Parse, length: int) -> None:
     assert parse(CHAT | {"session_id": "x" * length}).key_source is KeySource.NONE
 
 
-# T8
 def test_repeated_joined_and_foreign_header_values_are_stable(parse: Parse) -> None:
     """The first of two values counts; commas and non-ASCII bytes are part of an id."""
     first = parse(CHAT, {"x-session-id": "a"}).session_key
@@ -261,7 +254,6 @@ def test_repeated_joined_and_foreign_header_values_are_stable(parse: Parse) -> N
     )
 
 
-# T9
 def test_an_sdk_retry_has_the_key_of_the_first_attempt(parse: Parse) -> None:
     """`x-stainless-retry-count` does not make another request of it."""
     body = CHAT | {"messages": [LONG_TURN]}
@@ -269,7 +261,6 @@ def test_an_sdk_retry_has_the_key_of_the_first_attempt(parse: Parse) -> None:
     assert parse(body, {"x-stainless-retry-count": "1"}) == first
 
 
-# B08
 @pytest.mark.parametrize(
     "value", ["123", "true", "1.5", "null", "[]", "{}", '{"a":1}', '["abc"]', "-0", "1e5", '{"id":7}']
 )
@@ -331,7 +322,6 @@ def test_a_cache_bucket_is_no_session(parse: Parse) -> None:
     assert facts.session_key not in (None, parse(CHAT, {"x-session-id": "abc"}).session_key)
 
 
-# B02
 def test_without_any_key_nothing_is_invented(parse: Parse) -> None:
     """No id, no system prompt, nothing to tell apart: no key at all, never a constant one."""
     for system in ({}, {"role": "system", "content": ""}, {"role": "system", "content": " \n"}):

@@ -28,7 +28,6 @@ def chat(system: object, *turns: dict[str, Any], **fields: Any) -> dict[str, Any
     return {"model": "m", "messages": [{"role": "system", "content": system}, *(turns or (USER,))]} | fields
 
 
-# B36
 def test_documented_spellings_of_one_system_prompt_are_one_group(parse: Parse) -> None:
     """String, single text part, developer role, `instructions` and Anthropic `system` hash alike."""
     key = parse(chat("be brief")).prompt_key
@@ -98,7 +97,6 @@ def test_tools_belong_to_the_group(parse: Parse) -> None:
     assert parse({"model": "m", "messages": [USER], "tools": [tool]}).prompt_key is not None
 
 
-# B68
 def test_claude_codes_billing_line_does_not_count(parse: Parse) -> None:
     """Ten turns with ten nonces, as Messages and as chat, in its own part or before other text: one key."""
     keys = set()
@@ -119,7 +117,6 @@ def test_text_that_only_mentions_the_billing_line_is_kept() -> None:
     assert normaliser.normalise(text) == text
 
 
-# B69
 @pytest.mark.parametrize(
     ("one", "two"),
     [

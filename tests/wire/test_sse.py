@@ -78,7 +78,6 @@ def test_a_transcript_is_understood(name: str) -> None:
     )
 
 
-# B21
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_one_cut_anywhere_changes_nothing(name: str, line_end: bytes) -> None:
