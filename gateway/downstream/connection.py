@@ -54,6 +54,10 @@ class Relay(Protocol):
 
     def send_comment(self) -> bool: ...
 
+    @property
+    def survives_fin(self) -> bool:
+        """A client that only finished sending may still want the rest."""
+
 
 class ClientConnection(web.RequestHandler):
     """Made by `server.make_server` for each accepted socket."""
@@ -145,7 +149,7 @@ class ClientConnection(web.RequestHandler):
             if not self._has_new_input:
                 return False
             self._close_unless_a_request_follows()  # FIN right behind a request
-        elif _can_be_probed(request):
+        elif _can_be_probed(request) and (self.relay is None or self.relay.survives_fin):
             self._num_probes = 0
             self._probe()
         else:

@@ -178,6 +178,10 @@ class ClientRelay:
 
     # -- for the connection
 
+    @property
+    def survives_fin(self) -> bool:
+        return True
+
     def hold_back(self) -> None:
         """The client reads too slowly."""
         if self._source is not None:
@@ -261,3 +265,8 @@ class _Relayed(web.StreamResponse):
 # They hold no state, so every request may share them; making one costs as much as a small JSON parse.
 _KEEP_OPEN = _Relayed(keeps_alive=True)
 _CLOSE = _Relayed(keeps_alive=False)
+
+
+def close_response() -> web.StreamResponse:
+    """For a handler whose answer is on the wire and whose connection must end."""
+    return _CLOSE

@@ -102,7 +102,7 @@ class UpstreamConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(
-        self, head: bytes, body: bytes, *, is_head_request: bool
+        self, head: bytes, body: bytes, *, is_head_request: bool, may_upgrade: bool = False
     ) -> tuple[Exchange, asyncio.Future[None]]:
         """Start one exchange. The future is done when the head has come; it raises Upstream errors."""
         assert self._transport is not None
@@ -110,6 +110,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._start_message(is_head_request=is_head_request)
         head_future = self._loop.create_future()
         exchange = self._exchange = Exchange(self, head_future, self._settings.max_early_body_bytes)
+        exchange.may_upgrade = may_upgrade
         self.deadline_s = self._loop.time() + self._settings.first_byte_timeout_s
         if body:
             self._transport.writelines((head, body))
@@ -184,8 +185,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._fail(UpstreamProtocolError("the backend switched protocols without being asked"))
+        except httptools.HttpParserUpgrade as upgrade:
+            self._on_upgrade(exchange, data[upgrade.args[0] :])
             return
         except httptools.HttpParserError as exc:
             if not self._is_message_complete:
@@ -246,6 +247,8 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is None or self._is_message_complete:
             return
         status = self._parser.get_status_code()
+        if status == 101 and exchange.may_upgrade:
+            return
         if status < 200:
             exchange.headers.clear()  # interim: the real answer follows
             exchange.reason = b""
@@ -281,6 +284,30 @@ class UpstreamConnection(asyncio.Protocol):
             self._is_reusable = self._parser.should_keep_alive()
 
     # -- ends
+
+    def _on_upgrade(self, exchange: Exchange, early: bytes) -> None:
+        """`101`: from here on the bytes are not HTTP. They wait until somebody takes the transport over."""
+        if not exchange.may_upgrade:
+            self._fail(UpstreamProtocolError("the backend switched protocols without being asked"))
+            return
+        assert self._transport is not None
+        self._has_head = True
+        self._transport.pause_reading()
+        exchange.status = 101
+        exchange.early = early
+        exchange.on_head()
+
+    def take_over(self) -> asyncio.Transport:
+        """Give the transport of an upgraded connection away; its new protocol must still report
+        `connection_lost` here, so that the pool knows."""
+        assert self._transport is not None
+        self._exchange = None
+        self.touch()
+        return self._transport
+
+    def touch(self) -> None:
+        """A tunnel is alive: its idle time starts again."""
+        self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
 
     def _push_body(self, exchange: Exchange) -> None:
         """Hand over what this read brought, and let go of the exchange when that was all."""

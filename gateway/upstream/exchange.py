@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from gateway.errors import UpstreamError
+from gateway.errors import UpstreamError, UpstreamReset
 
 
 class BodySource(Protocol):
@@ -42,6 +42,12 @@ class Carrier(Protocol):
 
     def drop(self) -> None: ...
 
+    def take_over(self) -> asyncio.Transport: ...
+
+    def touch(self) -> None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
 
 class Exchange:
     """The answer to one request. Made by `UpstreamPool.open` when its head is complete."""
@@ -57,8 +63,10 @@ class Exchange:
         "_pending",
         "_sink",
         "content_length",
+        "early",
         "headers",
         "is_chunked",
+        "may_upgrade",
         "reason",
         "status",
     )
@@ -78,6 +86,8 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case, as received otherwise
         self.is_chunked = False
         self.content_length: int | None = None
+        self.may_upgrade = False
+        self.early = b""  # bytes of the new protocol that came with a 101
 
     @property
     def is_complete(self) -> bool:
@@ -121,6 +131,17 @@ class Exchange:
         self.on_failure(error)
         if carrier is not None:
             carrier.drop()
+
+    def take_over(self) -> tuple[Carrier, asyncio.Transport]:
+        """Of an upgraded exchange (status 101): its connection and the transport, which is not read yet.
+
+        The new protocol must call the connection's `connection_lost`, and `touch` when bytes pass.
+        Raises UpstreamReset when the backend has closed meanwhile.
+        """
+        carrier, self._carrier = self._carrier, None
+        if self.status != 101 or carrier is None:
+            raise UpstreamReset("the backend closed the connection right after its upgrade")
+        return carrier, carrier.take_over()
 
     def abort(self) -> None:
         """Stop at once and close the connection, unless the answer is complete. Idempotent."""

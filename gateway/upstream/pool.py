@@ -70,25 +70,32 @@ class UpstreamPool:
     # -- for the proxy
 
     async def open(
-        self, head: bytes, body: bytes, *, method: str = "POST", replayable: bool = True
+        self,
+        head: bytes,
+        body: bytes,
+        *,
+        method: str = "POST",
+        replayable: bool = True,
+        may_upgrade: bool = False,
     ) -> Exchange:
         """Send one request and wait for the head of its answer.
 
         `head` is complete, from the request line to the empty line. Raises UpstreamConnectFailed,
         UpstreamReset, UpstreamProtocolError or UpstreamTimeout (try another backend), or Overloaded when
         this machine has no descriptor left. Cancelling closes the connection that was in use.
+        With `may_upgrade` the answer may be a 101, to be tunnelled.
         """
         connection = self._take_idle()
         if connection is not None:
             self._num_reused += 1
             try:
-                return await _exchange_on(connection, head, body, method)
+                return await _exchange_on(connection, head, body, method, may_upgrade)
             except UpstreamReset:
                 if connection.has_response_bytes or not replayable:
                     raise
                 self._num_stale += 1
         connection = await self._connect()
-        return await _exchange_on(connection, head, body, method)
+        return await _exchange_on(connection, head, body, method, may_upgrade)
 
     def stats(self) -> PoolStats:
         return PoolStats(
@@ -210,8 +217,12 @@ class UpstreamPool:
             self._ticker = None
 
 
-async def _exchange_on(connection: UpstreamConnection, head: bytes, body: bytes, method: str) -> Exchange:
-    exchange, head_future = connection.send(head, body, is_head_request=method == "HEAD")
+async def _exchange_on(
+    connection: UpstreamConnection, head: bytes, body: bytes, method: str, may_upgrade: bool
+) -> Exchange:
+    exchange, head_future = connection.send(
+        head, body, is_head_request=method == "HEAD", may_upgrade=may_upgrade
+    )
     try:
         await head_future
     except BaseException:

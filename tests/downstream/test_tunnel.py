@@ -1,0 +1,194 @@
+"""WebSocket through both socket sides, with aiohttp's client and server as the two ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fakes.raw_client import RawClient
+
+from gateway.downstream.relay import ClientRelay
+from gateway.downstream.server import make_server
+from gateway.downstream.settings import DownstreamSettings
+from gateway.downstream.tunnel import tunnel
+from gateway.upstream.pool import UpstreamPool
+from gateway.upstream.settings import UpstreamSettings
+
+
+class Engine:
+    """A WebSocket echo server; says `greeting` before it is asked, and closes on `bye`."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.changed = asyncio.Event()
+        self.port = 0
+        self._runner: web.AppRunner
+
+    async def start(self) -> None:
+        application = web.Application()
+        application.router.add_get("/v1/realtime", self._serve)
+        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if request.query.get("model") == "none":
+            return web.json_response({"error": "no such model"}, status=404)
+        socket = web.WebSocketResponse(protocols=("realtime",), max_msg_size=1 << 24)
+        await socket.prepare(request)
+        self.num_open += 1
+        self.changed.set()
+        await socket.send_str("greeting")
+        async for message in socket:
+            if message.data == "bye":
+                break
+            await (socket.send_bytes if message.type is aiohttp.WSMsgType.BINARY else socket.send_str)(
+                message.data
+            )
+        self.num_open -= 1
+        self.changed.set()
+        return socket
+
+    async def wait_open(self, count: int, timeout_s: float = 2.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while self.num_open != count:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class Gateway:
+    """The shortest gateway that tunnels."""
+
+    def __init__(self, engine: Engine, settings: UpstreamSettings) -> None:
+        self.pool = UpstreamPool(f"http://127.0.0.1:{engine.port}", settings)
+        self.port = 0
+        self.idle = asyncio.Event()
+        self._runner = web.ServerRunner(make_server(self._handle, DownstreamSettings()), shutdown_timeout=0.1)
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+        await self.pool.close()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.idle.clear()
+        try:
+            fields = b"".join(b"%b: %b\r\n" % header for header in request.raw_headers)
+            head = b"GET %b HTTP/1.1\r\n%b\r\n" % (request.path_qs.encode(), fields)
+            exchange = await self.pool.open(head, b"", method="GET", may_upgrade=True)
+            try:
+                if exchange.status == 101:
+                    return await tunnel(request, exchange, exchange.headers)
+                relay = ClientRelay(request)
+                relay.send_head(exchange.status, exchange.reason, [], content_length=exchange.content_length)
+                await exchange.relay(relay)
+                return relay.response
+            finally:
+                exchange.abort()
+        finally:
+            self.idle.set()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    made = Engine()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def gateway(engine: Engine) -> AsyncIterator[Gateway]:
+    made = Gateway(engine, UpstreamSettings())
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as made:
+        yield made
+
+
+async def test_messages_pass_both_ways(
+    engine: Engine, gateway: Gateway, session: aiohttp.ClientSession
+) -> None:
+    """Text and 2 MB of binary are echoed, a message that comes before any question arrives, and the
+    subprotocol is the engine's choice."""
+    url = f"ws://127.0.0.1:{gateway.port}/v1/realtime"
+    async with session.ws_connect(url, protocols=("realtime",), max_msg_size=1 << 24) as socket:
+        assert socket.protocol == "realtime"
+        assert await socket.receive_str() == "greeting"
+        await socket.send_str("hello")
+        assert await socket.receive_str() == "hello"
+        await socket.send_bytes(b"x" * 2_000_000)
+        assert await socket.receive_bytes() == b"x" * 2_000_000
+    await engine.wait_open(0)
+    assert gateway.pool.stats().num_active == 0
+
+
+async def test_engine_that_closes_ends_the_client(
+    engine: Engine, gateway: Gateway, session: aiohttp.ClientSession
+) -> None:
+    """The engine's close frame reaches the client, and both connections end."""
+    async with session.ws_connect(f"ws://127.0.0.1:{gateway.port}/v1/realtime") as socket:
+        await socket.receive_str()
+        await socket.send_str("bye")
+        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    await asyncio.wait_for(gateway.idle.wait(), 2)
+    await engine.wait_open(0)
+
+
+async def test_client_that_vanishes_frees_the_engine(engine: Engine, gateway: Gateway) -> None:
+    """FIN or RST of the client, without a close frame, ends the engine's side at once."""
+    request = (
+        b"GET /v1/realtime HTTP/1.1\r\nHost: t\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    for how in ("fin", "rst"):
+        async with RawClient(gateway.port) as client:
+            await client.send(request)
+            assert (await client.read_head())[0] == 101
+            await engine.wait_open(1)
+            if how == "fin":
+                client.half_close()
+            else:
+                client.reset()
+            await engine.wait_open(0, timeout_s=0.5)
+    assert gateway.pool.stats().num_active == 0
+
+
+async def test_refused_upgrade_is_an_ordinary_answer(
+    gateway: Gateway, session: aiohttp.ClientSession
+) -> None:
+    """An engine that answers 404 instead of 101 is relayed as such."""
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:
+        await session.ws_connect(f"ws://127.0.0.1:{gateway.port}/v1/realtime?model=none")
+    assert refusal.value.status == 404
+
+
+async def test_silent_tunnel_ends(engine: Engine, session: aiohttp.ClientSession) -> None:
+    """Silence in both directions for the idle timeout ends the tunnel; traffic keeps it open."""
+    gateway = Gateway(engine, UpstreamSettings(idle_timeout_s=0.2))
+    await gateway.start()
+    async with session.ws_connect(f"ws://127.0.0.1:{gateway.port}/v1/realtime") as socket:
+        await socket.receive_str()
+        for _ in range(4):
+            await asyncio.sleep(0.1)  # the tunnel's own time is under test
+            await socket.send_str("still here")
+            assert await socket.receive_str() == "still here"
+        assert (await socket.receive(timeout=2)).type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
+    await engine.wait_open(0)
+    await gateway.stop()
