@@ -24,11 +24,11 @@ _GUARDED_BYTES: Final = 1 << 20  # below this size, counting items would cost mo
 _MAX_MODEL_LENGTH: Final = 512
 _PARAM: Final = re.compile(r"(?:required field `|at `\$\.)([A-Za-z_]+)")
 
-# A JSON escape: a whole surrogate pair, half a pair, or any other.
-_ESCAPE: Final = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
+# Half a surrogate pair, or (group 1) both halves.
+_SURROGATES: Final = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})"
 )
+_MAX_REPAIRED_BYTES: Final = 4 << 20  # bounds the time that a hostile body can cost
 
 
 class Body(msgspec.Struct, kw_only=True, gc=False):
@@ -187,9 +187,13 @@ def _without_lone_surrogates(body: bytes) -> bytes:
     JavaScript clients that cut text between the halves send them, and engines differ in what they make of
     it; that is theirs to decide. msgspec refuses them, so this runs for bodies that it has refused.
     """
-    if b"\\ud" not in body and b"\\uD" not in body:
+    if len(body) > _MAX_REPAIRED_BYTES or (b"\\ud" not in body and b"\\uD" not in body):
         return body
-    return _ESCAPE.sub(lambda match: match.group() if match.group(1) is None else b"\\ufffd", body)
+    # An escaped backslash before `ud83d` makes text of it. Control characters are not valid JSON, so two of
+    # them can stand in for it meanwhile.
+    guarded = body.replace(rb"\\", b"\1\1")
+    repaired = _SURROGATES.sub(lambda found: found.group() if found.group(1) else b"\\ufffd", guarded)
+    return body if repaired == guarded else repaired.replace(b"\1\1", rb"\\")
 
 
 def _refused(error: Exception) -> BadRequest:

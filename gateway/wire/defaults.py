@@ -65,6 +65,14 @@ SESSION_BODY_FIELDS: Final = (
     "litellm_session_id",
 )
 
+FIELDS_WITH_ANOTHER_MEANING: Final = frozenset(
+    {
+        "model", "messages", "input", "prompt", "text", "system", "instructions", "tools", "stream",
+        "max_tokens", "max_completion_tokens", "max_output_tokens",
+    }
+)  # fmt: skip
+"""Top-level JSON fields that are read for what they are and can name no session."""
+
 IGNORED_VALUES: Final = (
     "undefined",
     "null",

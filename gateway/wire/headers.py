@@ -72,8 +72,8 @@ class RequestHeads:
     ) -> bytes:
         """Return the request head, blank line included.
 
-        `body_length` None means that the request has no body. `authorization` replaces the client's
-        credentials. Raises BadRequest where a value holds a line break or NUL. One pass, O(headers).
+        `body_length` None means no body; `authorization` replaces the client's credentials. Raises
+        BadRequest where a value holds a line break or NUL. One pass, O(headers).
         """
         dropped = self._dropped if authorization is None else self._dropped_with_key
         prefixes = self._prefixes
@@ -95,8 +95,7 @@ class RequestHeads:
         if body_length is not None:
             lines.append(b"content-length: %d" % body_length)
         head = b"\r\n".join(lines)
-        # The first line brought two more breaks of its own.
-        num_breaks = len(lines) + 1
+        num_breaks = len(lines) + 1  # the first element brought two of its own
         if head.count(b"\n") != num_breaks or head.count(b"\r") != num_breaks or b"\0" in head:
             raise BadRequest("a header holds a line break or a NUL", param="headers")
         return head + b"\r\n\r\n"

@@ -13,6 +13,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from gateway.wire.defaults import (
+    FIELDS_WITH_ANOTHER_MEANING,
     IGNORED_PATTERN,
     IGNORED_VALUES,
     NEVER_A_SESSION,
@@ -108,6 +109,8 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for field in self.body_fields:
             if not all(field.split(".")) or field.count(".") > 1:
                 raise ValueError(f"body_fields: {field!r} is neither `name` nor `name.name`")
+            if field.partition(".")[0] in FIELDS_WITH_ANOTHER_MEANING:
+                raise ValueError(f"body_fields: {field!r} is part of the request itself, never a session")
         _compiles("ignored_pattern", self.ignored_pattern)
         for option in ("max_key_length", "max_items", "max_prefix_messages", "prompt_memo_entries"):
             if getattr(self, option) < 1:

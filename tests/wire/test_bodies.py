@@ -150,6 +150,14 @@ def test_an_escaped_backslash_before_ud83d_is_no_surrogate(parse: Parse) -> None
     assert literal == broken != replaced
 
 
+def test_repairing_half_characters_is_bounded_in_size(parse: Parse) -> None:
+    """A body over 4 MiB with one is refused, so that nobody can buy seconds of work with one request."""
+    half = b'{"model":"m","messages":["%b","\\ud83d"]}'
+    assert parse(half % (b"x" * 1_000_000)).model == "m"
+    with pytest.raises(BadRequest):
+        parse(half % (b"x" * (4 << 20)))
+
+
 def test_a_half_character_in_the_model_is_still_a_model(parse: Parse) -> None:
     """It is repaired for routing; an unknown model is then answered as such."""
     assert parse(b'{"model":"m\\ud83d","messages":[]}').model == "m\ufffd"

@@ -23,6 +23,8 @@ from gateway.wire.settings import HeaderSettings, KeySettings, Normaliser
         ({"sources": ["header", "header"]}, "twice"),
         ({"sources": ["luck"]}, "luck"),
         ({"body_fields": ["a.b.c"]}, "a.b.c"),
+        ({"body_fields": ["model"]}, "never a session"),
+        ({"body_fields": ["input.session"]}, "never a session"),
         ({"body_fields": [""]}, "neither"),
         ({"body_fields": ["a."]}, "neither"),
         ({"ignored_pattern": "("}, "regular expression"),
