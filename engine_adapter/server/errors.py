@@ -47,7 +47,8 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid_
 
 def unsupported(param: str, what: str) -> ApiError:
     """A known parameter that would change the answer and that this worker does not have."""
-    return ApiError(400, f"{what} is not supported by this worker", code="unsupported_parameter", param=param)
+    message = f"{param}: {what} is not supported by this worker"
+    return ApiError(400, message, code="unsupported_parameter", param=param)
 
 
 def model_not_found(model: str, served: str) -> ApiError:

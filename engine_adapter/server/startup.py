@@ -66,15 +66,18 @@ def run_server(config: ServerConfig) -> int:
     if config.dies_with_parent:
         die_with_parent()
     listener = bind(config.host, config.port)
-    return asyncio.run(_Server(config, listener).run())
+    return asyncio.run(WorkerServer(config, listener).run())
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind, not yet listen."""
+    """Bind, not yet serve."""
+    if not 0 <= port <= 65535:
+        raise StartupFailed(f"cannot listen on port {port}: choose one between 1 and 65535, or 0")
     try:
         return socket.create_server((host, port), family=_family(host), backlog=1024)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if number and number > 0 else error
         raise StartupFailed(f"cannot listen on {host}:{port} ({reason}): choose another --port") from error
 
 
@@ -91,13 +94,13 @@ def die_with_parent() -> None:
         raise StartupFailed("the parent process is gone")
 
 
-class _Server:
+class WorkerServer:
     """One run of the process. Its parts belong to one event loop."""
 
     def __init__(self, config: ServerConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
-        self._serving = Serving()
+        self.serving = Serving()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -105,7 +108,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        app = build_app(self._serving, max_body_bytes=self._config.max_body_bytes)
+        app = build_app(self.serving, max_body_bytes=self._config.max_body_bytes)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         await web.SockSite(runner, self._listener).start()
@@ -123,19 +126,19 @@ class _Server:
 
     async def _serve(self, context: ServingContext) -> int:
         context.engine.start()
-        self._serving.context, self._serving.phase, self._serving.detail = context, Phase.READY, "serving"
+        self.serving.context, self.serving.phase, self.serving.detail = context, Phase.READY, "serving"
         print(self._ready_line(context), flush=True)
         await self._first(self._stop.wait(), context.engine.when_dead.wait())
         if context.engine.when_dead.is_set():
-            self._serving.phase, self._serving.detail = Phase.DEAD, "the engine died"
+            self.serving.phase, self.serving.detail = Phase.DEAD, "the engine died"
             logger.error("engine_dead_exiting")
             return 1
-        self._serving.phase, self._serving.detail = Phase.DRAINING, "told to stop"
+        self.serving.phase, self.serving.detail = Phase.DRAINING, "told to stop"
         await self._first(
-            self._serving.wait_idle(), self._hurry.wait(), timeout_s=self._config.drain_timeout_s
+            self.serving.wait_idle(), self._hurry.wait(), timeout_s=self._config.drain_timeout_s
         )
-        if self._serving.num_in_flight:
-            logger.warning("drain_cut_off requests=%d", self._serving.num_in_flight)
+        if self.serving.num_in_flight:
+            logger.warning("drain_cut_off requests=%d", self.serving.num_in_flight)
         await context.engine.close()
         return 0
 
@@ -155,14 +158,14 @@ class _Server:
         return future
 
     def _report(self, line: str) -> None:
-        self._serving.detail = line
+        self.serving.detail = line
         print(line, file=sys.stderr, flush=True)
 
     def _ready_line(self, context: ServingContext) -> str:
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         stats = context.engine.latest_stats
-        took_s = time.time() - self._serving.started_wall_s
+        took_s = time.time() - self.serving.started_wall_s
         return (
             f"worker ready: {context.model_name} on http://{shown}:{port} "
             f"({str(self._config.engine.torch_dtype).removeprefix('torch.')}, "
