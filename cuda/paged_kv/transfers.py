@@ -1,0 +1,130 @@
+"""The order between computing on blocks and moving them: three streams, three rules.
+
+    compute   the model: writes and reads blocks                (torch's current stream)
+    store     copies blocks out, to a slower tier
+    load      copies blocks in, layer by layer
+
+Streams run side by side, so that moving hides behind computing. Work on a block is ordered by events alone:
+
+1. A store waits for the compute work that was queued before it: the block's last writer is among that. 2. A
+load waits for the compute work that was queued before it: the last reader of a recycled block is among that.
+   Attention of layer l waits for the load of layer l, not for all of it.
+3. A block whose store is under way may not be given away: `settled` says when it may.
+
+The commonest severe fault of engines with tiers is a hole in one of these. This module decides only the
+order; what a copy is and where bytes go, its caller says.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def query(self) -> bool:
+        """Return whether the point has been passed."""
+
+
+class Stream(Protocol):
+    """A queue of work, in order within itself. torch.cuda.Stream is one."""
+
+    def record_event(self) -> Event:
+        """Return the point behind everything queued so far."""
+
+    def wait_event(self, event: Event) -> None:
+        """Let everything queued later wait for the event."""
+
+
+class LayerLoads:
+    """A load under way: one event per layer."""
+
+    def __init__(self, compute: Stream, events: list[Event]) -> None:
+        self._compute = compute
+        self._events = events
+
+    def before_layer(self, layer: int) -> None:
+        """Let the compute work queued from now on wait for one layer's blocks."""
+        self._compute.wait_event(self._events[layer])
+
+
+class BlockTransfers:
+    """Orders stores and loads of blocks against computing. Only the thread that queues the work calls it."""
+
+    def __init__(self, *, compute: Stream, load: Stream, store: Stream) -> None:
+        self._compute = compute
+        self._load = load
+        self._store = store
+        self._stores: dict[int, Event] = {}  # newest store of each block that may still be under way
+
+    def store(self, block_ids: Iterable[int], copy_out: Callable[[Stream], None]) -> None:
+        """Queue `copy_out` on the store stream, which reads the blocks."""
+        self._store.wait_event(self._compute.record_event())
+        copy_out(self._store)
+        stored = self._store.record_event()
+        self._stores.update(dict.fromkeys(block_ids, stored))
+
+    def load(
+        self, block_ids: Iterable[int], num_layers: int, copy_in: Callable[[Stream, int], None]
+    ) -> LayerLoads:
+        """Queue `copy_in` of each layer on the load stream, which overwrites the blocks.
+
+        Raises ValueError for a block whose store is under way: it was given away too early.
+        """
+        if busy := [block_id for block_id in block_ids if not self.is_settled(block_id)]:
+            raise ValueError(f"blocks {busy} are loaded while they are being stored")
+        self._load.wait_event(self._compute.record_event())
+        events = []
+        for layer in range(num_layers):
+            copy_in(self._load, layer)
+            events.append(self._load.record_event())
+        return LayerLoads(self._compute, events)
+
+    def is_settled(self, block_id: int) -> bool:
+        """Return whether no store of the block is under way: only then may it go to the free list."""
+        stored = self._stores.get(block_id)
+        if stored is None:
+            return True
+        if not stored.query():
+            return False
+        del self._stores[block_id]
+        return True
+
+    def settled(self, block_ids: Iterable[int]) -> list[int]:
+        """Return those of the blocks that may go to the free list now."""
+        return [block_id for block_id in block_ids if self.is_settled(block_id)]
+
+
+class InlineStream:
+    """The stream of a machine without a GPU: work is done when queued, so there is nothing to wait for."""
+
+    def record_event(self) -> Event:
+        """Return an event that has passed."""
+        return _PASSED
+
+    def wait_event(self, event: Event) -> None:
+        """Changes nothing."""
+
+
+class _PassedEvent:
+    def query(self) -> bool:
+        return True
+
+
+_PASSED = _PassedEvent()
+
+
+def transfers_for(device: "torch.device") -> BlockTransfers:
+    """Return the ordering for a device: its own load and store streams beside torch's current one."""
+    if device.type == "cpu":
+        inline = InlineStream()
+        return BlockTransfers(compute=inline, load=inline, store=inline)
+    import torch
+
+    new_stream = cast("Callable[[torch.device], Stream]", torch.cuda.Stream)
+    # torch's streams take torch's events only, and get no others here.
+    compute = cast("Stream", torch.cuda.current_stream(device))
+    return BlockTransfers(compute=compute, load=new_stream(device), store=new_stream(device))
