@@ -30,7 +30,12 @@ from typing import Any, Protocol, cast
 
 from aiohttp import HttpVersion11, web
 
-from gateway.downstream.refusal import Refusal, RefusalResponse, refusal_for
+from gateway.downstream.refusal import (
+    TOO_MANY_CONNECTIONS,
+    Refusal,
+    RefusalResponse,
+    refusal_for,
+)
 from gateway.downstream.settings import DownstreamSettings
 from gateway.upstream.lost_peer import notice_lost_peer
 
@@ -59,6 +64,14 @@ class Relay(Protocol):
         """A client that only finished sending may still want the rest."""
 
 
+class OpenConnections:
+    """How many client connections one server has, and how many it may have."""
+
+    def __init__(self, limit: int) -> None:
+        self.count = 0
+        self.limit = limit
+
+
 class ClientConnection(web.RequestHandler):
     """Made by `server.make_server` for each accepted socket."""
 
@@ -69,6 +82,7 @@ class ClientConnection(web.RequestHandler):
         "_is_refusing",
         "_num_probes",
         "_on_refusal",
+        "_open",
         "_settings",
         "_stall_timer",
         "_stalled_bytes",
@@ -82,12 +96,14 @@ class ClientConnection(web.RequestHandler):
         manager: web.Server,
         *,
         settings: DownstreamSettings,
+        open_connections: OpenConnections,
         on_refusal: Callable[[Refusal], None] | None,
         **aiohttp_options: Any,
     ) -> None:
         super().__init__(manager, **aiohttp_options)
         self._settings = settings
         self._on_refusal = on_refusal
+        self._open = open_connections
         self._half_closed_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._num_probes = 0
@@ -125,8 +141,12 @@ class ClientConnection(web.RequestHandler):
         notice_lost_peer(transport.get_extra_info("socket"), self._settings.unacknowledged_timeout_s)
         high = self._settings.write_buffer_bytes
         cast(asyncio.Transport, transport).set_write_buffer_limits(high=high, low=high // 4)
+        self._open.count += 1
+        if self._open.count > self._open.limit:
+            self._turn_away()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._open.count -= 1
         self._cancel_half_closed_timer()
         self._cancel_stall()
         super().connection_lost(exc)
@@ -191,6 +211,15 @@ class ClientConnection(web.RequestHandler):
             raise ConnectionError("a part of the answer has been sent: no other one can follow")
         self._is_refusing = True
         return RefusalResponse(refusal, self._settings.linger_s)
+
+    def _turn_away(self) -> None:
+        """Say why there is no place, while there is a descriptor left to say it with."""
+        if self._on_refusal is not None:
+            self._on_refusal(TOO_MANY_CONNECTIONS)
+        self._is_refusing = True
+        assert self.transport is not None
+        self.transport.write(TOO_MANY_CONNECTIONS.encode())
+        self.transport.close()
 
     # -- half-closed clients
 

@@ -24,6 +24,23 @@ class Refusal:
     code: str
     message: str
 
+    def encode(self) -> bytes:
+        """The whole answer; nothing may follow it on its connection."""
+        error_type = "invalid_request_error" if self.status < 500 else "api_error"
+        error = {"message": self.message, "type": error_type, "param": None, "code": self.code}
+        body = json.dumps({"error": error}).encode()
+        retry = "retry-after: 1\r\n" if self.status == 503 else ""
+        head = (
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\ncontent-type: application/json\r\n"
+            f"{retry}content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+TOO_MANY_CONNECTIONS = Refusal(
+    status=503, code="overloaded", message="the gateway has no room for another connection"
+)
+
 
 def refusal_for(status: int, exc: BaseException | None) -> Refusal:
     """Translate what aiohttp found wrong. Echoes no byte of the request."""
@@ -67,19 +84,7 @@ class RefusalResponse(web.StreamResponse):
         transport = self._request.transport if self._request is not None else None
         if transport is None or transport.is_closing():
             return
-        transport.write(_to_bytes(self._refusal))
+        transport.write(self._refusal.encode())
         if transport.can_write_eof() and self._linger_s > 0:
             transport.write_eof()
             await asyncio.sleep(self._linger_s)
-
-
-def _to_bytes(refusal: Refusal) -> bytes:
-    error_type = "invalid_request_error" if refusal.status < 500 else "api_error"
-    error = {"message": refusal.message, "type": error_type, "param": None, "code": refusal.code}
-    body = json.dumps({"error": error}).encode()
-    phrase = HTTPStatus(refusal.status).phrase
-    head = (
-        f"HTTP/1.1 {refusal.status} {phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body

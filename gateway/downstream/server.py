@@ -8,14 +8,18 @@ as received) and no access log is written here. Nothing of aiohttp beyond its pu
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
-from gateway.downstream.connection import ClientConnection
+from gateway.downstream.connection import ClientConnection, OpenConnections
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.settings import DownstreamSettings
+
+# Listeners, logs, the store, probes of a middling fleet.
+RESERVED_DESCRIPTORS = 64
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -62,8 +66,24 @@ def make_server(
         "access_log": None,
     }
 
+    open_connections = OpenConnections(settings.max_connections or _room_for_connections())
+
     def make_connection(server: web.Server) -> ClientConnection:
-        loop = asyncio.get_running_loop()
-        return ClientConnection(server, settings=settings, on_refusal=on_refusal, loop=loop, **options)
+        return ClientConnection(
+            server,
+            settings=settings,
+            open_connections=open_connections,
+            on_refusal=on_refusal,
+            loop=asyncio.get_running_loop(),
+            **options,
+        )
 
     return _Server(handle, make_connection)
+
+
+def _room_for_connections() -> int:
+    """Half of the descriptors that this process may still open: a request needs one on each side."""
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft_limit == resource.RLIM_INFINITY:
+        return 1 << 20
+    return max(16, (soft_limit - RESERVED_DESCRIPTORS) // 2)

@@ -20,6 +20,9 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Longest single header field, name and value; a longer one gets 431."""
     max_headers: int = 256
     """Most header fields of one request; more get 431."""
+    max_connections: int | None = None
+    """Most client connections at once; one more is told 503. Absent: half of what the process's limit of
+    open files leaves, because each request may need a second descriptor towards its backend."""
     keep_alive_timeout_s: float = 75.0
     """How long a connection may idle between requests. It is also the longest time a request's head may
     take to arrive. Longer than the idle timeout of common load balancers (60 s), so that they close first."""
@@ -52,6 +55,8 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         for name in ("max_body_bytes", "max_headers", "write_buffer_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.max_connections is not None and self.max_connections < 1:
+            raise ValueError("max_connections must be at least 1")
         for name in ("max_request_line_bytes", "max_header_field_bytes"):
             if getattr(self, name) < 256:
                 raise ValueError(f"{name} must be at least 256")
