@@ -104,6 +104,7 @@ def test_what_is_no_json_object_is_refused(parse: Parse, api: Api, body: bytes) 
         b'"x":"\xff\xfe"',
         b'"max_tokens":"many"',
         b'"max_tokens":-1',
+        b'"max_tokens":' + b"9" * 5_000,
         b'"max_tokens":1e3',
         b'"tools":7',
         b'"metadata":[1]',
