@@ -69,11 +69,20 @@ async def test_late_refresh_cannot_undo_a_move(shared_redis: RedisProcess) -> No
         old = await bound(one)
         for turn in range(20):
             await two.renew(KEY, old, context_tokens=turn, num_turns=turn)
-        moved = await one.rebind(KEY, old.version, B, 1)
+        moved = await one.rebind(KEY, old.version, B, 1, 500)
         assert moved is not None
         await two.flush()
         await until(lambda: two.stats().num_invalidations == 1, "the move is heard")
         assert (await home(one), await home(two)) == (B, B)
+        async with started_redis_store(config) as fresh:
+            found = await fresh.get(KEY)
+            assert found is not None
+            assert (found.backend_id, found.version, found.context_tokens, found.num_turns) == (
+                B,
+                moved.version,
+                500,
+                0,
+            )
 
 
 async def test_overload_move_is_final_for_both(shared_redis: RedisProcess) -> None:
