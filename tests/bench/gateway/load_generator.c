@@ -44,6 +44,7 @@ static char **requests;
 static size_t *request_lens;
 static struct samples latency, first_byte;
 static long num_done, num_bad, num_errors, num_events, num_body_reads;
+static int last_bad_status;
 static double stop_us;
 
 static double now_us(void) {
@@ -139,7 +140,8 @@ static const char *header(const char *head, const char *name) {
 
 static void read_head(struct connection *c) {
     c->line[c->line_len] = 0;
-    if (atoi(c->line + 9) != 200) num_bad++;
+    int status = atoi(c->line + 9);
+    if (status != 200) num_bad++, last_bad_status = status;
     const char *length = header(c->line, "content-length:"), *type = header(c->line, "content-type:");
     c->is_event_stream = type && strstr(type, "text/event-stream") != NULL;
     c->left = length ? atol(length) : 0;
@@ -239,10 +241,10 @@ int main(int argc, char **argv) {
     double elapsed_s = (now_us() - begin_us) / 1e6;
     qsort(latency.values, latency.len, sizeof(double), compare);
     qsort(first_byte.values, first_byte.len, sizeof(double), compare);
-    printf("{\"num_done\":%ld,\"num_bad\":%ld,\"num_errors\":%ld,\"num_events\":%ld,\"num_body_reads\":%ld,"
+    printf("{\"num_done\":%ld,\"num_bad\":%ld,\"last_bad_status\":%d,\"num_errors\":%ld,\"num_events\":%ld,\"num_body_reads\":%ld,"
            "\"elapsed_s\":%.3f,\"latency_p50_us\":%.1f,\"latency_p99_us\":%.1f,\"first_byte_p50_us\":%.1f,"
            "\"first_byte_p99_us\":%.1f}\n",
-           num_done, num_bad, num_errors, num_events, num_body_reads, elapsed_s, quantile(&latency, .5),
+           num_done, num_bad, last_bad_status, num_errors, num_events, num_body_reads, elapsed_s, quantile(&latency, .5),
            quantile(&latency, .99), quantile(&first_byte, .5), quantile(&first_byte, .99));
     return 0;
 }
