@@ -5,7 +5,7 @@ built once per view and model, in tiers: a lower tier is used only when all abov
 
     tier 0   ready, weight above 0            takes new sessions
     tier 1   degraded, weight above 0
-    tier 2   cordoned, draining or weight 0   only so that nobody is turned away
+    tier 2   cordoned, draining or weight 0   for bound sessions, so that none is cut off in the middle
 
 Invariant: a pool names routable backends only. It knows no load; it reads no clock.
 """
@@ -22,6 +22,11 @@ from gateway.values import Backend, BackendId, BackendState, FleetView
 _MAX_POOLS = 512  # model names come from clients
 
 
+ALL_TIERS = 3
+OPEN_TIERS = 2
+"""New sessions stop here: what operators have closed stays closed, even when it is the last backend."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """The usable backends for one model, as slots; tiers are disjoint, in order of configuration ids."""
@@ -29,9 +34,9 @@ class Pool:
     tiers: tuple[tuple[int, ...], ...]
     last_joined_s: float  # when the newest of tier 0 became ready
 
-    def best_tier(self, excluded: frozenset[int]) -> tuple[int, ...]:
+    def best_tier(self, excluded: frozenset[int], num_tiers: int = ALL_TIERS) -> tuple[int, ...]:
         """Return the slots of the first tier that has any left, or nothing."""
-        for tier in self.tiers:
+        for tier in self.tiers[:num_tiers]:
             left = tuple(slot for slot in tier if slot not in excluded) if excluded else tier
             if left:
                 return left

@@ -10,6 +10,7 @@ outstanding work are never negative and are zero when every reservation is relea
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 
 from gateway.errors import NoBackend
@@ -19,7 +20,7 @@ from gateway.routing.load import LoadTable
 from gateway.routing.policies.registry import make_policy
 from gateway.routing.question import Policy, Question, Surroundings
 from gateway.routing.reservation import Reservation
-from gateway.routing.roster import Pool, Roster
+from gateway.routing.roster import ALL_TIERS, OPEN_TIERS, Pool, Roster
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex, Shadow
 from gateway.routing.traffic import Traffic
@@ -53,6 +54,8 @@ class Router:
         self._tokens = TokenRatio(settings)
         self._shadow = Shadow(settings.shadow_entries_per_backend)
         self._lives: list[int] = []
+        self._silent: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
+        self._num_silent = 0
         self._trust: list[float] = []
         self._kv_usage: dict[int, float] = {}
         known: ContentIndex = self._shadow if content is None else CompletedContent(content, self._shadow)
@@ -159,9 +162,10 @@ class Router:
             frozenset(roster.slot_of[b] for b in excluded if b in roster.slot_of) if excluded else _NO_SLOTS
         )
         home, cause = self._find_home(facts, binding, barred)
-        slots = pool.best_tier(barred | self._lost_home(binding, cause, pool, barred))
+        tiers = ALL_TIERS if binding is not None else OPEN_TIERS
+        slots = pool.best_tier(barred | self._lost_home(binding, cause, pool, barred), tiers)
         if not slots and home is None:
-            slots = pool.best_tier(barred)
+            slots = pool.best_tier(barred, tiers)
             if not slots:
                 raise NoBackend(
                     "no backend can take this request now", retry_after_s=self.settings.retry_after_s
@@ -207,7 +211,7 @@ class Router:
         backend = None if slot is None else self._roster.backends[slot]
         if slot is None or backend is None:
             return None, "home_removed"
-        if backend.epoch != binding.epoch:
+        if binding.epoch < backend.epoch:  # a larger one is another replica's fresher knowledge
             return None, "home_restarted"
         if not backend.state.keeps_sessions:
             return None, "home_draining" if backend.state is BackendState.DRAINING else "home_down"
@@ -264,6 +268,7 @@ class Router:
         self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None
     ) -> Reservation:
         """Count the request on its backend, before it is sent. Changes load, traffic and shadow."""
+        self._settle_silent(now_s)
         target = decision.backend_id if backend_id is None else backend_id
         slot = self._roster.slot_of[target]
         chain = self._measure(facts, None)[0]
@@ -285,9 +290,26 @@ class Router:
         written, regretted = self._shadow.insert(slot, chain) if chain else (0, 0)
         self._traffic.add(now_s, reservation.prefill_s / self._costs.models[slot].scale, written, regretted)
         share = self._share(slot, facts.model, now_s)
+        if not facts.is_stream:
+            finish_s = now_s + self._load.wait[slot] + reservation.prefill_s
+            self._num_silent += 1
+            heapq.heappush(self._silent, (finish_s, self._num_silent, reservation))
         self._load.send(slot, reservation.prefill_s, share, now_s)
         self._policy.on_reserve(reservation)
         return reservation
+
+    def _settle_silent(self, now_s: float) -> None:
+        """Take prefills that must be over by now as done. Changes the load.
+
+        An answer without streaming shows nothing until its last token: without this, its prefill would look
+        like a queue for as long as the engine generates. O(log requests) each.
+        """
+        silent = self._silent
+        while silent and silent[0][0] <= now_s:
+            reservation = heapq.heappop(silent)[2]
+            if not reservation.is_released:
+                self.first_token(reservation, now_s)
+                reservation.service_s = None  # predicted, not observed: nothing to learn from
 
     def _share(self, slot: int, model: str | None, now_s: float) -> float:
         pool = self._roster.pool(model)
@@ -310,6 +332,7 @@ class Router:
         A request that never began to answer counts as answered now, so that its work does not linger.
         """
         assert not reservation.is_released, "a reservation is released exactly once"
+        self._settle_silent(now_s)
         was_answered = reservation.is_answered
         self.first_token(reservation, now_s)
         reservation.is_released = True

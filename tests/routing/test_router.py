@@ -10,7 +10,7 @@ from routing.routing_worlds import backend, bind, fleet, names, ready_router, re
 from gateway.errors import ModelNotFound, NoBackend
 from gateway.routing.router import Router
 from gateway.routing.settings import RoutingSettings
-from gateway.values import Affinity, BackendId, BackendState, Usage
+from gateway.values import Affinity, BackendId, BackendState, Binding, Usage
 
 
 def test_bound_session_stays_at_its_home() -> None:
@@ -96,13 +96,44 @@ def test_lower_tiers_serve_only_when_nothing_better_is_left() -> None:
         "down": backend("down", state=BackendState.DOWN),
     }
     router = Router(RoutingSettings())
+    lost = Binding(backend_id=BackendId("gone"), epoch=0)
     for expected in ("ready", "degraded", "zero"):
         router.observe_view(fleet(*rows.values()), 0.0)
-        assert {router.decide(request(f"s{i}"), None, 0.0).backend_id for i in range(30)} == {expected}
+        assert {router.decide(request(f"s{i}"), lost, 0.0).backend_id for i in range(30)} == {expected}
         rows[expected] = backend(expected, state=BackendState.DOWN)
     router.observe_view(fleet(*rows.values()), 0.0)
     with pytest.raises(NoBackend):
+        router.decide(request("s"), lost, 0.0)
+
+
+def test_new_sessions_never_go_where_operators_closed() -> None:
+    """With only draining, cordoned or weight-0 backends left, a session without a home is refused."""
+    router = Router(RoutingSettings())
+    closed = (
+        backend("zero", weight=0.0),
+        backend("drains", state=BackendState.DRAINING),
+        backend("cordoned", state=BackendState.CORDONED),
+    )
+    router.observe_view(fleet(*closed), 0.0)
+    with pytest.raises(NoBackend):
         router.decide(request("s"), None, 0.0)
+
+
+def test_an_unstreamed_answer_does_not_look_like_a_queue() -> None:
+    """Its prefill counts as done once it must be, though nothing is seen until the whole answer comes."""
+    router = ready_router(2)
+    held = []
+    for index in range(10):
+        facts = request(f"s{index}")
+        held.append(router.reserve(facts, router.decide(facts, None, 0.0), 0.0))
+    assert sum(work_s for work_s, _ in router.loads().values()) > 0
+    late = request("late")
+    held.append(router.reserve(late, router.decide(late, None, 600.0), 600.0))
+    work = router.loads()[held[-1].backend_id]
+    assert sum(work_s for work_s, _ in router.loads().values()) == work[0] == held[-1].prefill_s
+    for reservation in held:
+        router.release(reservation, 601.0, None, completed=True)
+    assert set(router.loads().values()) == {(0.0, 0)}
 
 
 def test_requests_without_any_key_spread_by_load() -> None:
