@@ -57,4 +57,4 @@ def test_what_is_not_reported_is_absent() -> None:
 def test_no_text_makes_the_parser_fail(text: str) -> None:
     """An engine that answers nonsense costs nothing but its own numbers."""
     for dialect in DIALECTS.values():
-        parse_metrics(text + "\nvllm:cache_config_info{block_size=\"x\",num_gpu_blocks=\"1\"} 1", dialect)
+        parse_metrics(text + '\nvllm:cache_config_info{block_size="x",num_gpu_blocks="1"} 1', dialect)

@@ -1,4 +1,4 @@
-"""The fleet: one view per change, operator's wishes beside observed health, epochs that name a cache's life."""
+"""The fleet: one view per change, wishes of operators beside observed health, epochs that name a life."""
 
 from __future__ import annotations
 
