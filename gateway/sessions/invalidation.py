@@ -124,9 +124,8 @@ class InvalidationChannel:
                 self._set_live(subscribed_at_s, on_change)
 
     async def _send_beat(self, number: int) -> None:
-        deadline_s = self._clock() + self._interval_s
         with contextlib.suppress(Unavailable):
-            await self._link.ask(0, lambda: self._link.command("PUBLISH", self._beats, number), deadline_s)
+            await self._link.ask_patiently(0, lambda: self._link.command("PUBLISH", self._beats, number))
 
     def _hear_move(self, data: bytes) -> None:
         """`<version> <session key>`; anything else is ignored: the channel is data like the rest."""

@@ -77,7 +77,7 @@ class RedisLoadBoard:
 
         asked_at_s = self._clock()
         try:
-            payloads = await self._link.ask(0, exchange, asked_at_s + self._link.patience_s)
+            payloads = await self._link.ask_patiently(0, exchange)
         except Unavailable:
             return
         if isinstance(payloads, list):

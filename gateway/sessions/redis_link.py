@@ -100,32 +100,18 @@ class RedisLink:
     async def ask(
         self, shard: int, operation: Callable[[], Coroutine[Any, Any, Answer]], deadline_s: float
     ) -> Answer:
-        """Run the operation and wait for it until the deadline. Raises Unavailable. Safe to cancel."""
-        if not self._breakers[shard].is_closed:
-            raise Unavailable("breaker_open")  # not counted as an error: it costs nothing and is a gauge
+        """Ask for a request, counted as such: run the operation and wait for it until the deadline. Raises
+        Unavailable. Safe to cancel."""
+        self.num_calls += not self.is_open(shard)
         started_s = self._clock()
-        if deadline_s <= started_s:
-            raise self._failed("budget_spent")
-        self.num_calls += 1
         try:
-            await self._pass_gate(shard, deadline_s - started_s)
-            task = asyncio.create_task(self._supervise(shard, operation))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            await asyncio.wait({task}, timeout=max(0.0, deadline_s - self._clock()))
-            late_s = self._clock() - deadline_s
-            if late_s > STALL_S and not task.done():
-                # Our own loop stood still: the answer may have been here all the time.
-                await asyncio.wait({task}, timeout=min(late_s, self.budget_s))
+            return await self._ask(shard, operation, deadline_s)
         finally:
             self.call_seconds_total += self._clock() - started_s
-        if not task.done():
-            self._note_failure(shard)
-            raise self._failed("timeout")
-        outcome = task.result()
-        if isinstance(outcome, Unavailable):
-            raise outcome
-        return outcome
+
+    async def ask_patiently(self, shard: int, operation: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Ask in the background or for the admin: no request waits, so only a silent socket ends it."""
+        return await self._ask(shard, operation, self._clock() + self.patience_s)
 
     async def run(self, script: Script, keys: list[str], arguments: list[Any]) -> Any:
         """Call a script by its digest; send its text if the server does not know it. For operations."""
@@ -159,6 +145,31 @@ class RedisLink:
         await self._clients.aclose()
 
     # --- private ---------------------------------------------------------------------------------
+
+    async def _ask(
+        self, shard: int, operation: Callable[[], Coroutine[Any, Any, Answer]], deadline_s: float
+    ) -> Answer:
+        if self.is_open(shard):
+            raise Unavailable("breaker_open")  # not counted as an error: it costs nothing and is a gauge
+        wait_s = deadline_s - self._clock()
+        if wait_s <= 0:
+            raise self._failed("budget_spent")
+        await self._pass_gate(shard, wait_s)
+        task = asyncio.create_task(self._supervise(shard, operation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.wait({task}, timeout=max(0.0, deadline_s - self._clock()))
+        late_s = self._clock() - deadline_s
+        if late_s > STALL_S and not task.done():
+            # Our own loop stood still: the answer may have been here all the time.
+            await asyncio.wait({task}, timeout=min(late_s, self.budget_s))
+        if not task.done():
+            self._note_failure(shard)
+            raise self._failed("timeout")
+        outcome = task.result()
+        if isinstance(outcome, Unavailable):
+            raise outcome
+        return outcome
 
     async def _pass_gate(self, shard: int, wait_s: float) -> None:
         """Take a place among the commands under way; `_supervise` gives it back."""

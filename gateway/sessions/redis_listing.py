@@ -51,12 +51,12 @@ class RedisListing:
         self._list = load_script("list")
         self._count = load_script("count")
 
-    async def page(self, backend_id: BackendId, cursor: str | None, limit: int, deadline_s: float) -> Listing:
+    async def page(self, backend_id: BackendId, cursor: str | None, limit: int) -> Listing:
         """One page, gathered from as many shards as it needs."""
         place = _Place.parse(cursor, self._link.layout.num_shards)
         page: list[tuple[SessionKey, Binding]] = []
         while place.shard < self._link.layout.num_shards:
-            found, place_after = await self._page_of_shard(backend_id, place, limit - len(page), deadline_s)
+            found, place_after = await self._page_of_shard(backend_id, place, limit - len(page))
             page += found
             if place_after is not None:
                 place = place_after
@@ -66,7 +66,7 @@ class RedisListing:
                 place = _Place(shard=place.shard + 1)
         return page, None
 
-    async def counts(self, deadline_s: float) -> dict[BackendId, int]:
+    async def counts(self) -> dict[BackendId, int]:
         """Living sessions of each backend, over all shards."""
         counts: Counter[BackendId] = Counter()
         layout = self._link.layout
@@ -77,14 +77,14 @@ class RedisListing:
                 reply: list[bytes | int] = await self._link.run(self._count, keys, [])
                 return reply
 
-            fields = await self._link.ask(shard, count, deadline_s)
+            fields = await self._link.ask_patiently(shard, count)
             for name, number in zip(fields[::2], fields[1::2], strict=True):
                 if isinstance(name, bytes) and isinstance(number, int):
                     counts[BackendId(name.decode("utf-8", "replace"))] += number
         return dict(counts)
 
     async def _page_of_shard(
-        self, backend_id: BackendId, place: _Place, limit: int, deadline_s: float
+        self, backend_id: BackendId, place: _Place, limit: int
     ) -> tuple[list[tuple[SessionKey, Binding]], _Place | None]:
         """Sessions after the place, and the place after them; `None` at the end of the shard. May find none
         and still not be at the end: among many of equal score, those before the place are asked for again."""
@@ -99,7 +99,7 @@ class RedisListing:
                 reply: list[list[bytes | int]] = await self._link.run(self._list, keys, arguments)
                 return reply
 
-            rows = await self._link.ask(place.shard, ask, deadline_s)
+            rows = await self._link.ask_patiently(place.shard, ask)
             last = place
             for score, member, value, ttl_ms in rows:
                 if not isinstance(score, bytes) or not isinstance(member, bytes):

@@ -206,15 +206,14 @@ class RedisStore:
     async def list_by_backend(
         self, backend_id: BackendId, *, cursor: str | None = None, limit: int = 100
     ) -> Listing:
-        deadline_s = self._clock() + self.link.patience_s
         try:
-            return await self._listing.page(backend_id, cursor, limit, deadline_s)
+            return await self._listing.page(backend_id, cursor, limit)
         except Unavailable:
             return [], None
 
     async def count_by_backend(self) -> dict[BackendId, int]:
         try:
-            return await self._listing.counts(self._clock() + self.link.patience_s)
+            return await self._listing.counts()
         except Unavailable:
             return {}
 
@@ -307,7 +306,7 @@ class RedisStore:
             return await self.link.run(self._renew, keys, arguments)
 
         try:
-            refused = await self.link.ask(shard, send, sent_at_s + self.link.patience_s)
+            refused = await self.link.ask_patiently(shard, send)
         except Unavailable:
             return False
         for key, renewal in batch:

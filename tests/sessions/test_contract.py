@@ -269,11 +269,12 @@ async def test_local_hit_does_not_suspend(harness: Harness) -> None:
 
 
 async def list_all(harness: Harness, backend_id: BackendId, limit: int) -> dict[SessionKey, Binding]:
-    """All pages of one backend's listing."""
+    """All pages of one backend's listing; nothing changes meanwhile, so nothing is listed twice."""
     listed: dict[SessionKey, Binding] = {}
     cursor: str | None = None
     for _ in range(200):
         page, cursor = await harness.store.list_by_backend(backend_id, cursor=cursor, limit=limit)
+        assert not listed.keys() & dict(page).keys()
         listed.update(page)
         if cursor is None:
             return listed

@@ -101,6 +101,24 @@ async def test_killed_and_restarted_server(tmp_path: Path) -> None:
                 assert (await second.get(KEY)).backend_id == A  # type: ignore[union-attr]  # None fails
 
 
+async def test_renewal_that_failed_is_sent_again(shared_redis: RedisProcess) -> None:
+    """What a turn told the store is not lost when the call that carried it fails."""
+    async with tcp_proxy("127.0.0.1", shared_redis.port) as proxy:
+        settings = proxied(proxy.port, budget_ms=1000, breaker_failures=1000, flush_interval_ms=100_000)
+        async with started_redis_store(settings) as store:
+            binding = await store.claim(KEY, A, 1)
+            assert binding is not None
+            await store.renew(KEY, binding, context_tokens=77, num_turns=2)
+            proxy.garbage = b"?\r\n"
+            await store.flush()
+            assert store.stats().num_pending_renewals == 1
+            proxy.garbage = None
+            await store.flush()
+            assert store.stats().num_pending_renewals == 0
+            async with started_redis_store(RedisSettings(url=shared_redis.url)) as fresh:
+                assert (await fresh.get(KEY)).context_tokens == 77  # type: ignore[union-attr]  # None fails
+
+
 async def test_lost_session_goes_home_at_its_next_turn(shared_redis: RedisProcess, redis: Redis) -> None:
     """Redis forgets everything without anybody noticing: the renewal of a turn brings it to light and writes
     nothing; the session's next turn binds it to the same home again, under a newer version."""

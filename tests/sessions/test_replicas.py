@@ -154,6 +154,16 @@ async def test_end_is_followed(shared_redis: RedisProcess) -> None:
         assert await home(two) is None
 
 
+async def test_own_end_needs_no_channel(shared_redis: RedisProcess) -> None:
+    """A replica that hears nothing forgets a session that it ended itself at once."""
+    async with started_redis_store(settings(shared_redis)) as deaf:
+        await until_live(deaf)
+        deaf._channel._on_move = lambda key, version: None
+        await bound(deaf)
+        assert await deaf.end(KEY)
+        assert await home(deaf) is None
+
+
 async def test_move_not_heard_is_followed_within_the_stated_bound(shared_redis: RedisProcess) -> None:
     """With a channel that does not work, a copy is used for `local_ttl_s` and then asked for again."""
     clock = ManualClock()
