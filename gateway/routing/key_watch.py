@@ -7,9 +7,10 @@ table, the second piles everything up on one backend. Both show in how keys and 
 *Never repeats*: a turn that continues a prompt seen before (its messages but the last few are exactly that
 prompt) under a key never seen before. When nearly all follow-ups of a source look so, the source is put
 aside and the *opener* is the key: the chain hash over system prompt and first message. That the key is new
-is what counts, not that it differs: sessions with the same words have honest keys of their own. *Shared*: one key under which many openers came. It stops being a session: such requests go by
-their prompt, within the load bound. Clients that compact their history change their opener now and then,
-which stays far below the limit; a fan-out of sub-agents under one id goes above it, rightly.
+is what counts, not that it differs: sessions with the same words have honest keys of their own. *Shared*:
+one key under which many openers came. It stops being a session: such requests go by their prompt, within
+the load bound. Clients that compact their history change their opener now and then, which stays far below
+the limit; a fan-out of sub-agents under one id goes above it, rightly.
 
 Invariant: bounded memory, O(1) per request, no clock. It judges only keys that a client named.
 """
