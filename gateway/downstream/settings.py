@@ -34,9 +34,10 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """How long a client may take nothing at all of a response that waits for it; then it is cut off."""
     write_buffer_bytes: int = 262_144
     """Response bytes held for a slow client before its backend is held back."""
-    unacknowledged_timeout_s: float = 60.0
-    """How long sent bytes may stay unacknowledged before a client counts as lost (Linux; a client whose
-    network vanished sends no FIN). An idle one is probed by TCP keep-alive after the same time."""
+    unacknowledged_timeout_s: float = 120.0
+    """How long sent bytes may stay unacknowledged, or a client's receive window closed, before the kernel
+    counts it as lost (Linux; a client whose network vanished sends no FIN). An idle one is probed by TCP
+    keep-alive after the same time."""
     linger_s: float = 2.0
     """How long the rest of a refused request is read and thrown away, so that the client can read why."""
     probe_half_closed: bool = True

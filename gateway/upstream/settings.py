@@ -39,9 +39,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     idle_timeout_s: float = 300.0
     """Longest silence between two reads of a response body. Time in which a slow client holds the
     stream back does not count."""
-    unacknowledged_timeout_s: float = 30.0
-    """How long sent bytes may stay unacknowledged before a backend's machine counts as lost (Linux). A
-    silent one, in the middle of a prefill, is probed by TCP keep-alive after the same time."""
+    unacknowledged_timeout_s: float = 60.0
+    """How long sent bytes may stay unacknowledged, or a backend's receive window closed, before the kernel
+    counts its machine as lost (Linux). A silent one, in the middle of a prefill, is probed by TCP
+    keep-alive after the same time."""
     max_connections: int = 4096
     """Most connections to one backend, busy and idle. A backstop against running out of file descriptors:
     admission queues requests long before."""
