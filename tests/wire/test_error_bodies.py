@@ -70,6 +70,7 @@ def test_anthropic_shaped_errors(error: GatewayError, kind: str) -> None:
     [
         (NoBackend("x", retry_after_s=2.2), "3", None),
         (NoBackend("x"), "1", None),
+        (NoBackend("x", retry_after_s=0.0), "1", None),
         (TooManyRequests("x", retry_after_s=0.25), "1", None),
         (TooManyRequests("x", retry_after_s=float("inf")), None, None),
         (UpstreamConnectFailed("x"), None, None),

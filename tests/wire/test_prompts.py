@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.values import Api, KeySource, RequestFacts
 from gateway.wire.facts import FactsParser
-from gateway.wire.normalise import TextNormaliser
+from gateway.wire.normalise import TextNormaliser, canonical_message
 from gateway.wire.settings import KeySettings, Normaliser
 
 Parse = Callable[..., RequestFacts]
@@ -257,12 +257,63 @@ def test_items_that_only_a_model_can_have_made_mean_a_follow_up(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    texts=st.lists(st.sampled_from(["a", "b", "2026-11-29", "12:30", "x" * 50]), min_size=1, max_size=6),
+    requests=st.lists(
+        st.tuples(
+            st.sampled_from([Api.CHAT, Api.MESSAGES, Api.RESPONSES]),
+            st.sampled_from(["", "a", "2026-11-29", "12:30"]),
+            st.sampled_from(["", "a"]),
+            st.sampled_from([None, [], [{"name": "f"}]]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
     entries=st.integers(1, 3),
 )
-def test_the_memo_changes_no_result(texts: list[str], entries: int) -> None:
-    """A parser with a tiny memo, whatever it has seen before, agrees with a fresh one."""
+def test_the_memo_changes_no_result(requests: list[tuple[Api, str, str, object]], entries: int) -> None:
+    """A parser with a tiny memo, whatever it has seen before, agrees with a fresh one in every dialect."""
     tiny = FactsParser(KeySettings(prompt_memo_entries=entries), b"s")
-    for text in texts:
-        body = json.dumps(chat(text)).encode()
-        assert tiny.parse(Api.CHAT, [], body) == FactsParser(KeySettings(), b"s").parse(Api.CHAT, [], body)
+    for api, top, text, tools in requests:
+        turns = [{"role": "system", "content": text}, USER]
+        fields = {"system": top, "instructions": top, "messages": turns, "input": turns, "tools": tools}
+        body = json.dumps({"model": "m"} | fields).encode()
+        assert tiny.parse(api, [], body) == FactsParser(KeySettings(), b"s").parse(api, [], body)
+
+
+def test_only_the_ends_of_a_huge_prompt_are_searched_for_dates(parse: Parse) -> None:
+    """Cost stays bounded: a clock at either end does not count, one in the far middle does."""
+    filler = "words without any digits. " * 4_000
+
+    def group(template: str, clock: str) -> str | None:
+        return parse(chat(template % clock)).prompt_key
+
+    for template in (f"%s {filler}{filler}", f"{filler}{filler} %s"):
+        assert group(template, "10:00:01") == group(template, "10:00:02")
+    middle = f"{filler}%s {filler}"
+    assert group(middle, "10:00:01") != group(middle, "10:00:02")
+
+
+def test_four_markers_are_seen_and_other_members_of_a_part_are_kept() -> None:
+    """Four is Anthropic's limit; a part that says more than its text is not reduced to it."""
+    marked = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": f"t{i}", "cache_control": {"type": "ephemeral"}}],
+        }
+        for i in range(4)
+    ]
+    plain = [{"role": "user", "content": f"t{i}"} for i in range(4)]
+    parser = FactsParser(KeySettings(), b"s")
+    chains = [
+        [
+            m.chain_hash
+            for m in parser.parse(Api.MESSAGES, [], _compact({"model": "m", "messages": turns})).prefix
+        ]
+        for turns in (marked, plain)
+    ]
+    assert chains[0] == chains[1]
+    cited = _compact({"role": "user", "content": [{"type": "text", "text": "t", "citations": [1]}]})
+    assert canonical_message(cited) == cited
+
+
+def _compact(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
