@@ -87,7 +87,7 @@ class StopStrings:
             end = at + len(self.matched) if self._include_stop else at
             piece, self._held = self._held[:end], ""
             return piece
-        keep = self._longest_possible_start()
+        keep = num_held_back(self._held, self._stops)
         piece, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return piece
 
@@ -96,11 +96,12 @@ class StopStrings:
         piece, self._held = self._held, ""
         return piece
 
-    def _longest_possible_start(self) -> int:
-        """Length of the longest end of the held text with which some stop string begins."""
-        longest = max((len(stop) for stop in self._stops), default=0) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            ending = self._held[-length:]
-            if any(stop.startswith(ending) for stop in self._stops):
-                return length
-        return 0
+
+def num_held_back(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest end of the text with which some marker begins, without being complete."""
+    longest = max((len(marker) for marker in markers), default=0) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        ending = text[-length:]
+        if any(marker.startswith(ending) for marker in markers):
+            return length
+    return 0

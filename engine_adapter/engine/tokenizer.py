@@ -55,9 +55,21 @@ class Tokenizer:
         """The text of one token alone, special tokens included, for log-probabilities."""
         return self.decode([token_id], skip_special_tokens=False)
 
-    def backend_json(self) -> str:
-        """The tokenizer in the `tokenizer.json` format, for a grammar compiler."""
-        return str(self._fast.to_str())
+    @property
+    def is_byte_level(self) -> bool:
+        """Tokens are written in the byte-level alphabet (GPT-2's), not with byte fallback."""
+        return "ByteLevel" in str(self._fast.decoder)
+
+    def vocabulary(self, size: int) -> list[str]:
+        """Every token as the vocabulary writes it, by id; special and unused ids are empty strings."""
+        tokens = [""] * size
+        for token, token_id in self._fast.get_vocab(with_added_tokens=True).items():
+            if token_id < size:
+                tokens[token_id] = token
+        for token_id, added in self._fast.get_added_tokens_decoder().items():
+            if added.special and token_id < size:
+                tokens[token_id] = ""
+        return tokens
 
 
 def well_formed(text: str) -> str:

@@ -1,27 +1,24 @@
-"""`POST /v1/chat/completions`: messages in, one or several answers out, whole or streamed.
+"""`POST /v1/chat/completions`: a request becomes a prompt and a generation.
 
-Decides the shape of chat answers. The stream opens with the role, carries text deltas, ends each choice
-with its finish reason, then the usage where asked, then `[DONE]`.
-It does not know how text is made (`generation`) nor what becomes of errors (`app`).
+Decides which chats are legal and how messages and tools become token ids. It does not know the shape of
+answers (`chat_answer`), how text is made (`generation`) nor what becomes of errors (`app`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
 
 from engine_adapter.engine.chat_template import MessagesUnsuitable
-from engine_adapter.server.accounting import accounted_pieces, usage_of
+from engine_adapter.engine.tool_prompt import with_tools_in_text
+from engine_adapter.server.answer_form import AnswerForm, chat_answer_form, check_tools
+from engine_adapter.server.chat_answer import AnswerStyle, answer_events, whole_answer
 from engine_adapter.server.errors import bad_request, unsupported
-from engine_adapter.server.event_stream import DONE, event, send_stream
-from engine_adapter.server.generation import Generation, Prompt, SampledToken, TextOptions
-from engine_adapter.server.logprobs import chat_logprobs
+from engine_adapter.server.event_stream import json_response, send_stream
+from engine_adapter.server.generation import Generation, Prompt, TextOptions
 from engine_adapter.server.protocol import ChatMessage, ChatRequest
 from engine_adapter.server.request_body import read_body
 from engine_adapter.server.sampling_options import (
@@ -35,38 +32,41 @@ from engine_adapter.server.serving import ServingContext, context_of
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What all chunks of one answer have in common."""
-
-    response_id: str
-    created: int
-    model: str
-    wants_logprobs: bool
-
-    def chunk(self, **fields: object) -> dict[str, object]:
-        head = {"id": self.response_id, "object": "chat.completion.chunk", "created": self.created}
-        return {**head, "model": self.model, **fields}
-
-
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a chat."""
     context = context_of(request)
     body = await read_body(request, ChatRequest)
-    check_messages(body.messages)
-    _refuse_unsupported(body)
+    check_chat(body)
     context.check_model(body.model)
-    generation = _generation(context, body)
-    answer = Answer(
+    form = await chat_answer_form(body, context.grammars, context.template.source)
+    generation = chat_generation(context, body, form)
+    style = AnswerStyle(
         response_id=f"chatcmpl-{secrets.token_hex(12)}",
         created=int(time.time()),
         model=body.model,
         wants_logprobs=bool(body.logprobs),
+        wants_usage=bool(body.stream_options and body.stream_options.include_usage),
+        tool_format=form.tool_format,
     )
     if body.stream:
-        wants_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return await send_stream(request, _events(context, generation, answer, wants_usage))
-    return await _whole(context, generation, answer)
+        return await send_stream(
+            request, answer_events(context.metrics, context.tokenizer, generation, style)
+        )
+    return json_response(await whole_answer(context.metrics, context.tokenizer, generation, style))
+
+
+def check_chat(body: ChatRequest) -> None:
+    """Raise a 400 for messages that no chat may hold and for fields that this worker does not have."""
+    check_messages(body.messages)
+    check_tools(body)
+    if body.functions:
+        raise unsupported("functions", "the deprecated functions field")
+    if body.audio is not None or set(body.modalities or ()) - {"text"}:
+        raise unsupported("modalities", "any output other than text")
+    if body.continue_final_message:
+        raise unsupported("continue_final_message", "continuing the last message")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs: true", param="top_logprobs")
 
 
 def check_messages(messages: list[ChatMessage]) -> None:
@@ -91,9 +91,12 @@ def render_prompt(
     variables: dict[str, object] | None = None,
 ) -> list[int]:
     """Messages to token ids, by the checkpoint's template."""
+    plain: list[dict[str, object]] = [msgspec.to_builtins(message) for message in messages]
+    if not context.template.knows_tools:
+        plain, tools = with_tools_in_text(plain, tools or ()), None
     try:
         text = context.template.render(
-            [msgspec.to_builtins(message) for message in messages],
+            plain,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             variables=variables,
@@ -103,20 +106,12 @@ def render_prompt(
     return context.tokenizer.encode(text, add_special_tokens=False)
 
 
-def _refuse_unsupported(body: ChatRequest) -> None:
-    if body.functions:
-        raise unsupported("functions", "the deprecated functions field")
-    if body.audio is not None or set(body.modalities or ()) - {"text"}:
-        raise unsupported("modalities", "any output other than text")
-    if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs needs logprobs: true", param="top_logprobs")
-
-
-def _generation(context: ServingContext, body: ChatRequest) -> Generation:
+def chat_generation(context: ServingContext, body: ChatRequest, form: AnswerForm) -> Generation:
+    """Everything that the engine must know to answer this chat."""
     token_ids = render_prompt(
         context,
         body.messages,
-        tools=body.tools,
+        tools=body.tools if body.tool_choice != "none" else None,
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs,
     )
@@ -128,11 +123,13 @@ def _generation(context: ServingContext, body: ChatRequest) -> Generation:
         max_tokens=limit,
         num_prompt_tokens=len(token_ids),
         num_logprobs=top if body.logprobs else None,
+        constraint=form.grammar,
     )
     options = TextOptions(
         stop=stop_strings(body),
         include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
+        skip_special_tokens=body.skip_special_tokens is not False
+        and not (form.tool_format is not None and form.tool_format.keeps_special_tokens),
     )
     prompt = Prompt(
         token_ids=token_ids,
@@ -143,63 +140,3 @@ def _generation(context: ServingContext, body: ChatRequest) -> Generation:
     return Generation(
         context.engine, context.tokenizer, [prompt], sampling, options, num_choices=num_choices(body)
     )
-
-
-async def _whole(context: ServingContext, generation: Generation, answer: Answer) -> web.Response:
-    texts: dict[int, list[str]] = {}
-    tokens: dict[int, list[SampledToken]] = {}
-    reasons: dict[int, str | None] = {}
-    async with contextlib.aclosing(accounted_pieces(context.metrics, generation, "messages")) as pieces:
-        async for piece in pieces:
-            texts.setdefault(piece.index, []).append(piece.text)
-            tokens.setdefault(piece.index, []).extend(piece.tokens)
-            reasons[piece.index] = piece.finish_reason
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": "".join(texts[index])},
-            "logprobs": _logprobs(context, answer, tokens[index]),
-            "finish_reason": reasons[index],
-        }
-        for index in sorted(texts)
-    ]
-    document = {**answer.chunk(), "object": "chat.completion", "choices": choices}
-    document |= {"usage": usage_of(generation.tally), "homing": generation.tally.milliseconds()}
-    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
-
-
-async def _events(
-    context: ServingContext, generation: Generation, answer: Answer, wants_usage: bool
-) -> AsyncGenerator[bytes, None]:
-    extra: dict[str, object] = {"usage": None} if wants_usage else {}
-    opened: set[int] = set()
-    async with contextlib.aclosing(accounted_pieces(context.metrics, generation, "messages")) as pieces:
-        async for piece in pieces:
-            data = b""
-            if piece.index not in opened:
-                opened.add(piece.index)
-                data += event(
-                    answer.chunk(choices=[_delta(piece.index, role="assistant", content="")], **extra)
-                )
-            if piece.text or piece.tokens:
-                choice = _delta(piece.index, content=piece.text)
-                choice["logprobs"] = _logprobs(context, answer, piece.tokens)
-                data += event(answer.chunk(choices=[choice], **extra))
-            if piece.finish_reason is not None:
-                choice = {**_delta(piece.index), "finish_reason": piece.finish_reason}
-                data += event(answer.chunk(choices=[choice], **extra))
-            yield data
-    if wants_usage:
-        usage, timing = usage_of(generation.tally), generation.tally.milliseconds()
-        yield event(answer.chunk(choices=[], usage=usage, homing=timing))
-    yield DONE
-
-
-def _delta(index: int, **delta: object) -> dict[str, object]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def _logprobs(
-    context: ServingContext, answer: Answer, tokens: list[SampledToken] | tuple[SampledToken, ...]
-) -> dict[str, object] | None:
-    return chat_logprobs(context.tokenizer, tokens) if answer.wants_logprobs else None

@@ -12,12 +12,12 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-import msgspec
 from aiohttp import web
 
 from engine_adapter.server.accounting import accounted_pieces, usage_of
+from engine_adapter.server.answer_form import AnswerForm, answer_form
 from engine_adapter.server.errors import bad_request, unsupported
-from engine_adapter.server.event_stream import DONE, event, send_stream
+from engine_adapter.server.event_stream import DONE, event, json_response, send_stream
 from engine_adapter.server.generation import Generation, Prompt, SampledToken, TextOptions
 from engine_adapter.server.logprobs import completion_logprobs
 from engine_adapter.server.protocol import CompletionRequest
@@ -62,7 +62,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     prompts = _token_prompts(context, body)
     _refuse_unsupported(body)
     context.check_model(body.model)
-    generation = _generation(context, body, prompts)
+    form = await answer_form(body, context.grammars)
+    generation = _generation(context, body, prompts, form)
     answer = Answer(
         head={
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -119,13 +120,16 @@ def _echoes(context: ServingContext, body: CompletionRequest, prompts: list[list
     return {index: texts[index // count] for index in range(count * len(prompts))}
 
 
-def _generation(context: ServingContext, body: CompletionRequest, prompts: list[list[int]]) -> Generation:
+def _generation(
+    context: ServingContext, body: CompletionRequest, prompts: list[list[int]], form: AnswerForm
+) -> Generation:
     sampling = sampling_params(
         body,
         context.limits,
         max_tokens=body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS,
         num_prompt_tokens=max(len(prompt) for prompt in prompts),
         num_logprobs=None if body.logprobs is None else num_top_logprobs("logprobs", body.logprobs),
+        constraint=form.grammar,
     )
     options = TextOptions(
         stop=stop_strings(body),
@@ -162,7 +166,7 @@ async def _whole(context: ServingContext, generation: Generation, answer: Answer
     ]
     document = {**answer.head, "choices": choices, "usage": usage_of(generation.tally)}
     document["homing"] = generation.tally.milliseconds()
-    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+    return json_response(document)
 
 
 async def _events(

@@ -1,4 +1,4 @@
-"""Server-sent events over one HTTP response.
+"""How answers leave: JSON at once, or server-sent events over one HTTP response.
 
 Decides when the response head goes out: with the first event, so that whatever fails before it still gets
 a proper status and another backend may be tried. After it, an error is told in-band and the connection is
@@ -25,6 +25,11 @@ def event(data: object, name: str | None = None) -> bytes:
     """One event; `name` is the `event:` line of the dialects that have one."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def json_response(document: object, status: int = 200) -> web.Response:
+    """A whole answer as JSON."""
+    return web.Response(body=msgspec.json.encode(document), status=status, content_type="application/json")
 
 
 DONE = b"data: [DONE]\n\n"

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import importlib.metadata
 
-import msgspec
 from aiohttp import web
 
 from engine_adapter.server.chat import check_messages, render_prompt
 from engine_adapter.server.errors import ApiError, bad_request, model_not_found
+from engine_adapter.server.event_stream import json_response
 from engine_adapter.server.protocol import DetokenizeRequest, TokenizeRequest
 from engine_adapter.server.request_body import read_body
 from engine_adapter.server.serving import SERVING, Phase, ServingContext, context_of
 
 MAX_DETOKENIZE_TOKENS = 1_000_000
-
-
-def json_response(document: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(document), status=status, content_type="application/json")
 
 
 async def models(request: web.Request) -> web.Response:

@@ -74,7 +74,8 @@ def sampling_params(
         ),
         logit_bias=_logit_bias(fields, limits.vocab_size),
         num_logprobs=num_logprobs,
-        stop_token_ids=stops if fields.ignore_eos else stops | limits.stop_token_ids,
+        # a finished grammar allows only the end
+        stop_token_ids=stops if fields.ignore_eos and constraint is None else stops | limits.stop_token_ids,
         constraint=constraint,
     )
 

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from engine_adapter.async_engine import AsyncEngine
 from engine_adapter.engine.chat_template import ChatTemplate
+from engine_adapter.engine.grammar import GrammarCompiler
 from engine_adapter.engine.tokenizer import Tokenizer
 from engine_adapter.server.errors import model_not_found, overloaded
 from engine_adapter.server.sampling_options import SamplingLimits
@@ -36,6 +37,7 @@ class ServingContext:
     engine: AsyncEngine
     tokenizer: Tokenizer
     template: ChatTemplate
+    grammars: GrammarCompiler
     limits: SamplingLimits
     model_names: tuple[str, ...]  # the first is the one reported
     metrics: WorkerMetrics

@@ -25,6 +25,7 @@ from aiohttp import web
 from engine_adapter.async_engine import AsyncEngine
 from engine_adapter.engine.chat_template import ChatTemplate
 from engine_adapter.engine.engine_config import EngineConfig
+from engine_adapter.engine.grammar import GrammarCompiler
 from engine_adapter.engine.llm_engine import LLMEngine
 from engine_adapter.engine.loader import ModelUnusable, load_model, read_generation_defaults
 from engine_adapter.engine.model_store import prepare_model
@@ -204,6 +205,7 @@ def load_context(config: ServerConfig, report: object = print) -> ServingContext
         engine=engine,
         tokenizer=tokenizer,
         template=ChatTemplate(tokenizer.files),
+        grammars=GrammarCompiler(tokenizer, engine.vocab_size),
         limits=SamplingLimits(
             vocab_size=engine.vocab_size,
             context_tokens=engine.max_model_len,

@@ -1,0 +1,182 @@
+"""Pieces of text become a chat answer, whole or streamed.
+
+Decides the shape of chat answers. A stream opens each choice with the role, carries text and tool calls,
+ends each choice with its finish reason, then the usage where asked, then `[DONE]`. Both shapes read tool
+calls with the same parser, so they always agree. It does not know how text is made nor what was asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from engine_adapter.engine.tokenizer import Tokenizer
+from engine_adapter.engine.tool_calls import ToolCall, ToolCallFormat, ToolCallParser
+from engine_adapter.server.accounting import accounted_pieces, usage_of
+from engine_adapter.server.event_stream import DONE, event
+from engine_adapter.server.generation import Generation, Piece, SampledToken
+from engine_adapter.server.logprobs import chat_logprobs
+from engine_adapter.worker_metrics import WorkerMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerStyle:
+    """What all chunks of one answer have in common."""
+
+    response_id: str
+    created: int
+    model: str
+    wants_logprobs: bool
+    wants_usage: bool
+    tool_format: ToolCallFormat | None
+
+    def document(self, kind: str, **fields: object) -> dict[str, object]:
+        head = {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, **fields}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one piece says, tool calls taken out of its text."""
+
+    index: int
+    text: str
+    calls: list[dict[str, object]]
+    tokens: Sequence[SampledToken]
+    finish_reason: str | None
+    stop_string: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class ChoiceReader:
+    """Takes the tool calls out of one choice's text; numbers them."""
+
+    parser: ToolCallParser | None
+    num_calls: int = 0
+
+    def read(self, piece: Piece) -> Part:
+        """Changes: the parser's state and the count."""
+        found: list[str | ToolCall] = [piece.text]
+        if self.parser is not None:
+            found = self.parser.push(piece.text)
+            if piece.finish_reason is not None:
+                found += self.parser.flush()
+        calls = [self._numbered(item) for item in found if isinstance(item, ToolCall)]
+        reason = piece.finish_reason
+        return Part(
+            index=piece.index,
+            text="".join(item for item in found if isinstance(item, str)),
+            calls=calls,
+            tokens=piece.tokens,
+            finish_reason="tool_calls" if reason == "stop" and self.num_calls else reason,
+            stop_string=piece.stop_string,
+        )
+
+    def _numbered(self, call: ToolCall) -> dict[str, object]:
+        self.num_calls += 1
+        function = {"name": call.name, "arguments": call.arguments}
+        head = {"index": self.num_calls - 1, "id": f"call_{secrets.token_hex(12)}", "type": "function"}
+        return {**head, "function": function}
+
+
+async def read_parts(
+    metrics: WorkerMetrics, generation: Generation, tool_format: ToolCallFormat | None
+) -> AsyncGenerator[Part, None]:
+    """The generation's pieces as parts. Use under `contextlib.aclosing`."""
+    readers: dict[int, ChoiceReader] = {}
+    async with contextlib.aclosing(accounted_pieces(metrics, generation, "messages")) as pieces:
+        async for piece in pieces:
+            if piece.index not in readers:
+                parser = ToolCallParser(tool_format) if tool_format is not None else None
+                readers[piece.index] = ChoiceReader(parser=parser)
+            yield readers[piece.index].read(piece)
+
+
+@dataclass(slots=True, kw_only=True)
+class WholeChoice:
+    """One choice, collected."""
+
+    index: int
+    text: str = ""
+    calls: list[dict[str, object]] = field(default_factory=list)
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_string: str | None = None
+
+
+async def collect_choices(
+    metrics: WorkerMetrics, generation: Generation, tool_format: ToolCallFormat | None
+) -> list[WholeChoice]:
+    """Run the generation to its end."""
+    choices: dict[int, WholeChoice] = {}
+    async with contextlib.aclosing(read_parts(metrics, generation, tool_format)) as parts:
+        async for part in parts:
+            choice = choices.setdefault(part.index, WholeChoice(index=part.index))
+            choice.text += part.text
+            choice.calls += part.calls
+            choice.tokens += part.tokens
+            choice.finish_reason, choice.stop_string = part.finish_reason, part.stop_string
+    return [choices[index] for index in sorted(choices)]
+
+
+async def whole_answer(
+    metrics: WorkerMetrics, tokenizer: Tokenizer, generation: Generation, style: AnswerStyle
+) -> dict[str, object]:
+    """The `chat.completion` object."""
+    entries = []
+    for choice in await collect_choices(metrics, generation, style.tool_format):
+        message: dict[str, object] = {"role": "assistant", "content": choice.text}
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in choice.calls]
+        logprobs = chat_logprobs(tokenizer, choice.tokens) if style.wants_logprobs else None
+        entries.append(
+            {
+                "index": choice.index,
+                "message": message,
+                "logprobs": logprobs,
+                "finish_reason": choice.finish_reason,
+            }
+        )
+    tally = generation.tally
+    return style.document(
+        "chat.completion", choices=entries, usage=usage_of(tally), homing=tally.milliseconds()
+    )
+
+
+async def answer_events(
+    metrics: WorkerMetrics, tokenizer: Tokenizer, generation: Generation, style: AnswerStyle
+) -> AsyncGenerator[bytes, None]:
+    """The `chat.completion.chunk` events; one piece of bytes per delivery of the engine."""
+    extra: dict[str, object] = {"usage": None} if style.wants_usage else {}
+
+    def chunk(index: int, delta: dict[str, object], **choice: object) -> bytes:
+        entry = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **choice}
+        return event(style.document("chat.completion.chunk", choices=[entry], **extra))
+
+    opened: set[int] = set()
+    async with contextlib.aclosing(read_parts(metrics, generation, style.tool_format)) as parts:
+        async for part in parts:
+            data = b""
+            if part.index not in opened:
+                opened.add(part.index)
+                data += chunk(part.index, {"role": "assistant", "content": ""})
+            if part.text or (part.tokens and style.wants_logprobs):
+                logprobs = chat_logprobs(tokenizer, part.tokens) if style.wants_logprobs else None
+                data += chunk(part.index, {"content": part.text}, logprobs=logprobs)
+            if part.calls:
+                data += chunk(part.index, {"tool_calls": part.calls})
+            if part.finish_reason is not None:
+                data += chunk(part.index, {}, finish_reason=part.finish_reason)
+            if data:
+                yield data
+    if style.wants_usage:
+        tally = generation.tally
+        yield event(
+            style.document(
+                "chat.completion.chunk", choices=[], usage=usage_of(tally), homing=tally.milliseconds()
+            )
+        )
+    yield DONE
