@@ -38,8 +38,6 @@ from gateway.upstream.settings import UpstreamSettings
 class ConnectionOwner(Protocol):
     """The pool, as a connection sees it."""
 
-    def on_connected(self, connection: UpstreamConnection) -> None: ...
-
     def on_idle(self, connection: UpstreamConnection) -> None:
         """The answer is complete and the connection may serve another request."""
 
@@ -172,7 +170,6 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type
         notice_lost_peer(transport.get_extra_info("socket"), self._settings.unacknowledged_timeout_s)
-        self._owner.on_connected(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange

@@ -126,11 +126,6 @@ class UpstreamPool:
 
     # -- ConnectionOwner: for the connections
 
-    def on_connected(self, connection: UpstreamConnection) -> None:
-        self._connections.add(connection)
-        if self._ticker is None:
-            self._ticker = self._loop.call_later(self._tick_s, self._tick)
-
     def on_idle(self, connection: UpstreamConnection) -> None:
         if self._is_closed or len(self._idle) >= self._settings.max_idle_connections:
             connection.close()
@@ -161,7 +156,8 @@ class UpstreamPool:
         return None
 
     async def _connect(self) -> UpstreamConnection:
-        self._refuse_when_closed()
+        if self._is_closed:
+            raise UpstreamConnectFailed("this backend has been removed")
         if len(self._connections) + self._num_connecting >= self._settings.max_connections:
             raise UpstreamConnectFailed(f"all {self._settings.max_connections} connections to it are in use")
         self._num_connecting += 1
@@ -180,16 +176,21 @@ class UpstreamPool:
         finally:
             self._num_connecting -= 1
         self._num_opened += 1
-        try:
-            self._refuse_when_closed()  # it may have happened while we were connecting
-        except UpstreamConnectFailed:
-            connection.close()
-            raise
+        self._adopt(connection)
         return connection
 
-    def _refuse_when_closed(self) -> None:
-        if self._is_closed:
-            raise UpstreamConnectFailed("this backend has been removed")
+    def _adopt(self, connection: UpstreamConnection) -> None:
+        """Take responsibility for a new connection.
+
+        Only now, not in `connection_made`: when a connect is cancelled at its last moment, uvloop closes
+        the socket without telling the protocol, and the connection would be counted for ever.
+        """
+        if self._is_closed or not connection.is_usable:  # either happened while we were connecting
+            connection.close()
+            raise UpstreamConnectFailed("the connection ended as soon as it was made")
+        self._connections.add(connection)
+        if self._ticker is None:
+            self._ticker = self._loop.call_later(self._tick_s, self._tick)
 
     async def _dial(self) -> UpstreamConnection:
         address = self.address

@@ -40,8 +40,6 @@ class Owner:
         self.num_idle = 0
         self.num_lost = 0
 
-    def on_connected(self, connection: UpstreamConnection) -> None: ...
-
     def on_idle(self, connection: UpstreamConnection) -> None:
         self.num_idle += 1
 

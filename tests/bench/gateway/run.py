@@ -9,11 +9,14 @@ compare; rates and tails also show the machine's other load. Never asserts: it p
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import platform
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,18 @@ def compile_tool(name: str) -> Path:
     program = CACHE / name
     subprocess.run(["cc", "-O2", "-o", program, HERE / f"{name}.c"], check=True)
     return program
+
+
+@contextmanager
+def only_run() -> Iterator[None]:
+    """Wait for other runs of this benchmark: they use the same ports, and the same CPUs."""
+    with (CACHE / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another run to end", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def choose(arguments: argparse.Namespace) -> tuple[list[Peer], list[Scenario]]:
@@ -56,7 +71,7 @@ def start_all(peers: list[Peer], cpu: str) -> tuple[dict[str, subprocess.Popen[b
             absent.append(f"{peer.name}: this machine has no {peer.program}")
             continue
         process = start(peer, CACHE, cpu)
-        if wait_ready(peer.port, READY_TIMEOUT_S):
+        if wait_ready(peer.port, READY_TIMEOUT_S) and process.poll() is None:
             running[peer.name] = process
             print(f"ready: {peer.name}", flush=True)
         else:
@@ -97,6 +112,24 @@ def _print_run(repetition: int, scenario: Scenario, name: str, result: dict[str,
     print(f"{repetition} {scenario.name:20} {name:30} {text}", flush=True)
 
 
+def run_all(arguments: argparse.Namespace, engine_program: Path, generator: Path) -> tuple[Runs, list[str]]:
+    """Start everything, measure, stop everything. Returns the runs and who is missing, with the reason."""
+    peers, scenarios = choose(arguments)
+    bodies = write_bodies(CACHE / "bodies")
+    ports = [str(port) for port in BACKEND_PORTS]
+    engine_command = ["taskset", "--cpu-list", "0", str(engine_program), *ports]
+    engine = subprocess.Popen(engine_command, start_new_session=True)
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        running, absent = start_all(peers, cpu=str((os.cpu_count() or 1) - 1))
+        targets = {"direct": (BACKEND_PORTS[0], engine.pid)}
+        targets |= {peer.name: (peer.port, running[peer.name].pid) for peer in peers if peer.name in running}
+        return measure_all(targets, scenarios, bodies, generator, arguments.repetitions), absent
+    finally:
+        for process in (*running.values(), engine):
+            stop(process)
+
+
 def describe(arguments: argparse.Namespace) -> dict[str, Any]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
@@ -128,24 +161,10 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--name", default="gateway", help="name of the result files")
     arguments = parser.parse_args()
-    peers, scenarios = choose(arguments)
     environment = describe(arguments)
     engine_program, generator = compile_tool("mock_engine"), compile_tool("load_generator")
-    bodies = write_bodies(CACHE / "bodies")
-    ports = [str(port) for port in BACKEND_PORTS]
-    engine = subprocess.Popen(
-        ["taskset", "--cpu-list", "0", str(engine_program), *ports], start_new_session=True
-    )
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        last_cpu = str((os.cpu_count() or 1) - 1)
-        running, absent = start_all(peers, last_cpu)
-        targets = {"direct": (BACKEND_PORTS[0], engine.pid)}
-        targets |= {peer.name: (peer.port, running[peer.name].pid) for peer in peers if peer.name in running}
-        runs = measure_all(targets, scenarios, bodies, generator, arguments.repetitions)
-    finally:
-        for process in (*running.values(), engine):
-            stop(process)
+    with only_run():
+        runs, absent = run_all(arguments, engine_program, generator)
     RESULTS.mkdir(parents=True, exist_ok=True)
     stored = {"environment": environment, "absent": absent, "runs": runs}
     (RESULTS / f"{arguments.name}.json").write_text(json.dumps(stored, indent=1))
