@@ -137,6 +137,14 @@ def test_no_chunking_of_any_stream_changes_what_is_seen(
     assert observe(api, *chunks) == observe(api, stream)
 
 
+def test_an_event_is_judged_alone_whatever_stands_beside_it() -> None:
+    """A dull event with the first id is left alone, in a read of its own or in one with the end."""
+    token = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+    late = b'data: {"id":"late","choices":[{"delta":{"content":"y"},"finish_reason":null}]}\n\n'
+    done = b"data: [DONE]\n\n"
+    assert observe(Api.CHAT, token, late, done) == observe(Api.CHAT, token, late + done)
+
+
 def test_a_token_is_seen_when_it_comes() -> None:
     """An empty role chunk is no token; reasoning and refusals are."""
     observer = SseObserver(Api.CHAT)
