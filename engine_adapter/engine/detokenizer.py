@@ -68,7 +68,7 @@ def _num_pending_marks(text: str) -> int:
 
 
 class StopStrings:
-    """Lets text through up to the first occurrence of any stop string."""
+    """Lets text through up to the stop string that is complete first."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -81,10 +81,11 @@ class StopStrings:
         if self.matched is not None:
             return ""
         self._held += text
-        found = [(at, -len(stop), stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        # The first to be complete wins, as if the text came character by character: so chunks do not matter.
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            at, _, self.matched = min(found)
-            end = at + len(self.matched) if self._include_stop else at
+            end, at, self.matched = min(found)
+            end = end if self._include_stop else at
             piece, self._held = self._held[:end], ""
             return piece
         keep = num_held_back(self._held, self._stops)
