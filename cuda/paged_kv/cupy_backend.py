@@ -49,7 +49,7 @@ class CupyBackend:
         self._sliding_window = sliding_window
         self._bytes = arena.tensor()
         chosen, num_processors = _launcher_for(self._bytes.device)
-        self._kernels = PagedKernels(
+        self.kernels = PagedKernels(
             launcher or chosen,
             self._bytes,
             arena.layout,
@@ -60,7 +60,7 @@ class CupyBackend:
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
         """See AttentionBackend."""
-        self._kernels.write_kv(layer, key, value, self._step(batch, key.dtype).slot_mapping)
+        self.kernels.write_kv(layer, key, value, self._step(batch, key.dtype).slot_mapping)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
@@ -69,7 +69,7 @@ class CupyBackend:
         step = self._step(batch, query.dtype)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if step.decode_rows is not None:
-            self._kernels.decode(
+            self.kernels.decode(
                 layer, query, out, step.decode_rows, scale=self._scale, sliding_window=self._sliding_window
             )
         for prefill, block_table in step.prefills:
@@ -77,7 +77,7 @@ class CupyBackend:
             if prefill.is_fresh and query.dtype == storage_dtype(self._layout):
                 keys, values = key[rows].transpose(0, 1), value[rows].transpose(0, 1)
             else:
-                keys, values = self._kernels.gather_kv(layer, block_table, prefill.num_kv_tokens, query.dtype)
+                keys, values = self.kernels.gather_kv(layer, block_table, prefill.num_kv_tokens, query.dtype)
             out[rows] = attend_prefill(query[rows], keys, values, prefill.mask, scale=self._scale)
         return out
 
@@ -112,12 +112,12 @@ class CupyBackend:
         block_bytes = self._layout.block_bytes
         sources, targets = (torch.tensor(pairs, device=self._bytes.device) * block_bytes).T.contiguous()
         if {source for source, _ in pairs}.isdisjoint(target for _, target in pairs):
-            self._kernels.copy_ranges(self._bytes, self._bytes, targets, sources, block_bytes)
+            self.kernels.copy_ranges(self._bytes, self._bytes, targets, sources, block_bytes)
             return
         scratch = torch.empty(len(pairs) * block_bytes, dtype=torch.uint8, device=self._bytes.device)
         places = torch.arange(len(pairs), device=self._bytes.device) * block_bytes
-        self._kernels.copy_ranges(scratch, self._bytes, places, sources, block_bytes)
-        self._kernels.copy_ranges(self._bytes, scratch, targets, places, block_bytes)
+        self.kernels.copy_ranges(scratch, self._bytes, places, sources, block_bytes)
+        self.kernels.copy_ranges(self._bytes, scratch, targets, places, block_bytes)
 
     def read_block(self, block_id: int) -> bytes:
         """See AttentionBackend."""
@@ -129,7 +129,7 @@ class CupyBackend:
 
     def checksum(self, block_id: int) -> int:
         """See AttentionBackend."""
-        sums = self._kernels.checksums(torch.tensor([block_id], device=self._bytes.device))
+        sums = self.kernels.checksums(torch.tensor([block_id], device=self._bytes.device))
         return int(sums.item()) % (1 << 64)
 
 

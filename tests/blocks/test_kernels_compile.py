@@ -8,7 +8,8 @@ import pytest
 
 from paged_kv.kernels import compile_table
 from paged_kv.kernels.compile_table import CASES, TableCase, compiled_kernels, read_table
-from paged_kv.kernels.host import cuda_include_folders, missing_tool
+from paged_kv.kernels.headers import cuda_include_folders
+from paged_kv.kernels.host import missing_tool
 
 pytest.importorskip("cupy")
 pytestmark = pytest.mark.skipif(not cuda_include_folders(), reason=str(missing_tool()))
@@ -19,7 +20,7 @@ def case_id(case: TableCase) -> str:
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
-@pytest.mark.parametrize("case", [case for case in CASES if case.head_dim == 128], ids=case_id)
+@pytest.mark.parametrize("case", CASES[:4], ids=case_id)
 def test_kernels_compile_to_what_the_table_records(case: TableCase, architecture: int) -> None:
     """With the recorded compiler rows are equal; with another, nothing spills and registers hardly grow."""
     version, rows = read_table()

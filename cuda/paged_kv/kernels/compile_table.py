@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from paged_kv.kernels.host import cuda_include_folders
+from paged_kv.kernels.headers import cuda_include_folders
 from paged_kv.kernels.source import FOLDER, KernelSource, kernel_source
 from paged_kv.layout import KVDtype, KVLayout
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paged_kv.kernels.headers import cuda_include_folders
 from paged_kv.kernels.launcher import Argument, Shape, address_of
 from paged_kv.kernels.source import KernelSource
 
@@ -50,7 +51,9 @@ def _value(argument: Argument) -> np.generic:
 def _module(source: KernelSource) -> Any:
     import cupy
 
-    return cupy.RawModule(code=source.text, options=("-std=c++17", *source.definitions), backend="nvrtc")
+    headers = [f"-I{folder}" for folder in cuda_include_folders()[:1]]
+    options = ("-std=c++17", *headers, *source.definitions)
+    return cupy.RawModule(code=source.text, options=options, backend="nvrtc")
 
 
 @cache

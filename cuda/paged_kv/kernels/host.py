@@ -7,7 +7,6 @@ Slow by design (a fiber per CUDA thread), so it is for tests only.
 
 import ctypes
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from paged_kv.kernels.headers import cuda_include_folders
 from paged_kv.kernels.launcher import Argument, Shape, address_of
 from paged_kv.kernels.source import FOLDER, KernelSource
 
@@ -43,29 +43,6 @@ _lock = threading.Lock()  # the shim runs one launch at a time
 
 class KernelFault(Exception):
     """The shim stopped a kernel: a barrier or shuffle that cannot complete."""
-
-
-@cache
-def cuda_include_folders() -> tuple[str, ...]:
-    """Return the folders with NVIDIA's headers (wheels or a toolkit), none if they are incomplete."""
-    try:
-        from cuda.pathfinder import find_nvidia_header_directory  # type: ignore[import-untyped]  # ships no stubs
-    except ImportError:
-        candidates: list[str | None] = []
-    else:
-        candidates = [find_nvidia_header_directory("cudart")]
-    candidates += [f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/include"]
-    for folder in candidates:
-        if folder and Path(folder, "cuda_fp8.h").exists() and Path(folder, "crt/host_defines.h").exists():
-            found = [folder, f"{folder}/cccl", *_cupy_cccl()]
-            return tuple(found) if any(Path(place, "nv/target").exists() for place in found) else ()
-    return ()
-
-
-def _cupy_cccl() -> list[str]:
-    """Return CuPy's copy of NVIDIA's C++ library, which has the <nv/target> that the fp16 header includes."""
-    cupy = importlib.util.find_spec("cupy")
-    return [f"{Path(cupy.origin).parent}/_core/include/cupy/_cccl/libcudacxx"] if cupy and cupy.origin else []
 
 
 def missing_tool() -> str | None:
