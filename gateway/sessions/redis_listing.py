@@ -92,7 +92,7 @@ class RedisListing:
         keys = [layout.index(place.shard, backend_id), layout.session(place.shard, SessionKey(""))]
         found: list[tuple[SessionKey, Binding]] = []
         offset = 0
-        while not found:
+        while True:
 
             async def ask(offset: int = offset) -> list[list[bytes | int]]:
                 arguments = [place.score, offset, limit, backend_id]
@@ -116,7 +116,6 @@ class RedisListing:
             if found:
                 return found, last
             offset += limit
-        return found, None
 
 
 def _key(member: bytes) -> SessionKey:

@@ -194,6 +194,14 @@ async def test_server_that_speaks_nonsense(shared_redis: RedisProcess, garbage: 
             await until(lambda: not store.stats().is_degraded, "the store is used again")
 
 
+async def test_key_that_cannot_be_sent(shared_redis: RedisProcess) -> None:
+    """A key that is no text (half of a surrogate pair) has no home, and raises nothing."""
+    async with started_redis_store(RedisSettings(url=shared_redis.url)) as store:
+        assert await store.claim(SessionKey("\ud800"), A, 1) is None
+        assert await store.get(SessionKey("\ud800")) is None
+        assert store.stats().errors == {"unexpected": 2}
+
+
 async def test_away_from_the_start() -> None:
     """A store can be started, asked and closed while nobody listens where Redis should be."""
     async with tcp_proxy("127.0.0.1", 1) as proxy, started_redis_store(proxied(proxy.port)) as store:
@@ -226,12 +234,14 @@ async def test_more_requests_than_places(shared_redis: RedisProcess) -> None:
     get no answer go on without, and the store is whole again afterwards."""
     async with (
         tcp_proxy("127.0.0.1", shared_redis.port) as proxy,
-        started_redis_store(proxied(proxy.port, pool_size=10, budget_ms=100)) as store,
+        started_redis_store(
+            proxied(proxy.port, pool_size=10, budget_ms=100, socket_timeout_ms=20_000)
+        ) as store,
     ):
         await until_live(store)
         proxy.delay_s = 0.02
         waits = await asyncio.gather(*(timed_claim(store, number) for number in range(1000)))
-        assert max(waits) < WELL_BELOW_SOCKET_TIMEOUT_S
+        assert max(waits) < 5  # a second or so is our own work on a busy machine
         assert store.stats().errors["busy"] > 0
         assert proxy.num_open <= 2 * 10 + 1
         proxy.delay_s = 0.0

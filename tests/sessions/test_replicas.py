@@ -224,6 +224,23 @@ async def test_silent_channel_is_noticed_and_opened_anew(shared_redis: RedisProc
             assert store.stats().num_local_misses == misses + 1
 
 
+async def test_killed_subscription_is_noticed_at_once(shared_redis: RedisProcess, redis: Redis) -> None:
+    """The server drops the subscription: what was read before is not trusted any more, also when the channel
+    is back, since a move made in between was not heard."""
+    async with (
+        started_redis_store(settings(shared_redis)) as one,
+        started_redis_store(settings(shared_redis, heartbeat_interval_ms=100, local_ttl_s=0.001)) as two,
+    ):
+        await until_live(two)
+        binding = await bound(one)
+        assert await home(two) == A
+        await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        await until(lambda: not two.stats().is_invalidation_live, "the loss is noticed")
+        await one.rebind(KEY, binding.version, B, 1)
+        await until_live(two)
+        assert await home(two) == B
+
+
 async def test_nonsense_on_the_channel_is_ignored(shared_redis: RedisProcess, redis: Redis) -> None:
     """Others may write to the channel: only well-formed moves are heeded."""
     async with started_redis_store(settings(shared_redis)) as store:
