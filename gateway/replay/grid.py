@@ -53,19 +53,21 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def standard_cells() -> list[Cell]:
     """The cells of the acceptance test, those of eight engines first."""
-    cells = [Cell(scenario="conversation", num_engines=8, cache="medium", load="rr90")]
-    for scenario in ("conversation", "agent", "documents"):
-        cells += [
-            Cell(scenario=scenario, num_engines=8, cache=cache, load=load)
-            for cache in ("medium", "small", "large")
-            for load in ("rr90", "aff70", "aff90")
-        ]
+
+    def at_eight(scenario: str, cache: str, *loads: str) -> list[Cell]:
+        return [Cell(scenario=scenario, num_engines=8, cache=cache, load=load) for load in loads]
+
     # chats and apps fit any cache when sized for affinity: engines would be absurdly slow there
-    cells += [
-        Cell(scenario="chat", num_engines=8, cache=c, load="rr90") for c in ("medium", "small", "large")
-    ]
-    cells += [Cell(scenario=s, num_engines=8, cache="medium", load="rr70") for s in ("chat", "conversation")]
-    cells.append(Cell(scenario="apps", num_engines=8, cache="medium", load="rr90"))
+    cells = at_eight("conversation", "medium", "rr90")
+    cells += [*at_eight("chat", "medium", "rr90"), *at_eight("apps", "medium", "rr90")]
+    for load in ("aff70", "rr90", "aff90"):
+        for scenario in ("documents", "agent", "conversation"):
+            cells += at_eight(scenario, "medium", load)
+    for cache in ("small", "large"):
+        cells += at_eight("chat", cache, "rr90")
+        for scenario in ("conversation", "documents", "agent"):
+            cells += at_eight(scenario, cache, "aff70", "rr90", "aff90")
+    cells += [*at_eight("chat", "medium", "rr70"), *at_eight("conversation", "medium", "rr70")]
     for num_engines in (4, 16):
         for scenario, load in (
             ("conversation", "rr90"),
@@ -115,7 +117,7 @@ def report(results: list[CellResult], missing: list[Cell]) -> str:
         "# Routing quality, simulated",
         "",
         f"{len(results)} cells; command `python -m gateway.replay.grid`. Regret: mean TTFT over that of the",
-        "best policy in the same cell. Peers see exact cache content; the last row sees only what a gateway sees.",
+        "best policy in the same cell. Peers see exact cache content; `homing (gateway knowledge)` does not.",
         "",
         "| policy | regret, geometric mean | worst | cells best or within 5 % |",
         "|---|---|---|---|",

@@ -25,6 +25,7 @@ from gateway.routing.settings import RoutingSettings
 _FORGET = 0.98  # weight of the past per answer of one backend: about 50 are remembered
 _FLEET_FORGET = 0.99  # the same for the fleet as a whole
 _LEAN_ANSWERS = 10.0  # the fleet's mean counts as this many answers of a backend's own
+_SPREAD = 0.05  # the young are told when the fleet's mean has changed by this share
 _PRIOR_ANSWERS = 1.0  # the configured default counts as this many answers of the fleet
 _BYTES_FORGET = 0.95
 
@@ -35,10 +36,10 @@ class PrefillModel:
     __slots__ = (
         "_attention",
         "_default_s_per_token",
-        "_s_attention",
         "expected_s",
         "fixed_s",
         "num_answers",
+        "s_attention",
         "s_per_token",
         "scale",
         "taken_s",
@@ -55,12 +56,12 @@ class PrefillModel:
         """Take over a new estimate of the speed. Changes the cost."""
         self.scale = min(1000.0, max(0.001, scale))
         self.s_per_token = self._default_s_per_token * self.scale
-        self._s_attention = self.s_per_token * self._attention
+        self.s_attention = self.s_per_token * self._attention
 
     def seconds(self, uncached_tokens: float, cached_tokens: float) -> float:
         """Return the prefill time of `uncached_tokens` behind `cached_tokens` on the idle backend."""
         return self.fixed_s + uncached_tokens * (
-            self.s_per_token + self._s_attention * (cached_tokens + 0.5 * uncached_tokens)
+            self.s_per_token + self.s_attention * (cached_tokens + 0.5 * uncached_tokens)
         )
 
     def default_s(self, uncached_tokens: float, cached_tokens: float) -> float:
@@ -72,11 +73,12 @@ class PrefillModel:
 class CostBook:
     """The prefill costs of all backends, by slot, learned together."""
 
-    __slots__ = ("_expected_s", "_num_answers", "_settings", "_taken_s", "_young", "models")
+    __slots__ = ("_expected_s", "_num_answers", "_settings", "_spread_scale", "_taken_s", "_young", "models")
 
     def __init__(self, settings: RoutingSettings) -> None:
         self._settings = settings
         self._expected_s = self._taken_s = self._num_answers = 0.0
+        self._spread_scale = 1.0  # the fleet's mean that young backends follow, as last told to them
         self._young: set[int] = set()  # backends with few answers: they follow the fleet's mean
         self.models: list[PrefillModel] = []
 
@@ -110,8 +112,11 @@ class CostBook:
         model.num_answers = model.num_answers * _FORGET + 1.0
         if model.num_answers > _LEAN_ANSWERS:
             self._young.discard(slot)
-        for changed in self._young | {slot}:
-            self._settle(self.models[changed])
+        self._settle(model)
+        if self._young and abs(self.fleet_scale - self._spread_scale) > _SPREAD * self._spread_scale:
+            self._spread_scale = self.fleet_scale
+            for young in self._young:
+                self._settle(self.models[young])
 
     def _settle(self, model: PrefillModel) -> None:
         """Weigh a backend's own answers with the fleet's mean."""

@@ -11,7 +11,9 @@ It knows no health and no load: callers skip the backends that they cannot use.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import chain, islice
 
 import xxhash
 from uhashring import HashRing
@@ -63,13 +65,19 @@ class Ring:
                 if len(seen) == self._num_backends:
                     return
 
-    def owners(self, key: str, count: int, usable: Iterable[BackendId] | None = None) -> list[BackendId]:
-        """Return the first `count` distinct backends for the key, of the usable ones if given."""
-        allowed = None if usable is None else frozenset(usable)
-        found: list[BackendId] = []
-        for node in self.walk(key):
-            if len(found) >= count:
-                break
-            if allowed is None or node in allowed:
-                found.append(node)
+    def owners(
+        self, key: str, count: int, allowed: AbstractSet[int] | None, slot_of: Mapping[BackendId, int]
+    ) -> list[int]:
+        """Return the first `count` distinct slots for the key, of the allowed ones if given."""
+        points, nodes = self._points, self._nodes
+        found: list[int] = []
+        if not points or not count:
+            return found
+        start = bisect_left(points, key_hash(key))
+        for node in chain(islice(nodes, start, None), islice(nodes, start)):
+            slot = slot_of[node]
+            if (allowed is None or slot in allowed) and slot not in found:
+                found.append(slot)
+                if len(found) >= count:
+                    break
         return found

@@ -33,6 +33,7 @@ class Pool:
 
     tiers: tuple[tuple[int, ...], ...]
     last_joined_s: float  # when the newest of tier 0 became ready
+    weights: dict[int, float] | None  # effective weights after all slow starts; None: all 1
 
     def best_tier(self, excluded: frozenset[int], num_tiers: int = ALL_TIERS) -> tuple[int, ...]:
         """Return the slots of the first tier that has any left, or nothing."""
@@ -152,7 +153,12 @@ class Roster:
                 tiers[1].append(slot)
             else:
                 tiers[2].append(slot)
-        return Pool(tiers=tuple(tuple(tier) for tier in tiers), last_joined_s=last_joined_s)
+        weights = {slot: self.weights[slot] or 1.0 for slot in serving}
+        return Pool(
+            tiers=tuple(tuple(tier) for tier in tiers),
+            last_joined_s=last_joined_s,
+            weights=None if all(weight == 1.0 for weight in weights.values()) else weights,
+        )
 
     def shares(self, slots: tuple[int, ...], pool: Pool, now_s: float) -> dict[int, float] | None:
         """Return the effective weight of each slot, or None if all are plainly 1.
@@ -162,9 +168,7 @@ class Roster:
         """
         slow_s, weights, backends = self._settings.slow_start_s, self.weights, self.backends
         if now_s - pool.last_joined_s >= slow_s:
-            if all(weights[slot] == 1.0 for slot in slots):
-                return None
-            return {slot: weights[slot] or 1.0 for slot in slots}
+            return pool.weights
         floor = self._settings.slow_start_floor
         warmth = {}
         for slot in slots:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
+from itertools import islice
 
 from gateway.errors import NoBackend
 from gateway.routing.calibration import CostBook, TokenRatio
@@ -219,11 +220,9 @@ class Router:
             return None, "home_lacks_model"
         return (None, "home_failed") if slot in barred else (slot, "")
 
-    def _lost_home(
-        self, binding: Binding | None, cause: str, pool: Pool, barred: frozenset[int]
-    ) -> frozenset[int]:
+    def _lost_home(self, binding: Binding | None, pool: Pool, barred: frozenset[int]) -> frozenset[int]:
         """A restarted home is cold: its sessions spread over others instead of all returning at once."""
-        if binding is None or cause != "home_restarted":
+        if binding is None:
             return _NO_SLOTS
         lost = frozenset((self._roster.slot_of[binding.backend_id],))
         others = pool.best_tier(barred | lost)
@@ -384,7 +383,7 @@ class Router:
 
     def ring_owners(self, key: str, count: int) -> list[BackendId]:
         """Return the first backends of the ring for a key, whatever their health."""
-        return self._roster.ring.owners(key, count)
+        return list(islice(self._roster.ring.walk(key), count))
 
     def snapshot(self) -> dict[BackendId, Mapping[str, object]]:
         """Return what is known and believed of each backend, for the admin API. Changes nothing."""

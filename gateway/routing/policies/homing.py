@@ -12,13 +12,15 @@ Cost: O(1) for a session at a home that is not busy; O(backends) otherwise, with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.routing.question import EventlessPolicy, Question
 from gateway.routing.shadow import Level
 from gateway.values import Candidate
 
 _EVALUATE_ALL = 12  # fleets up to this size are priced whole
+_SHOWN = 2  # candidates in a decision
+_Priced = tuple[float, int, float, float, float]
 
 
 class HomingPolicy(EventlessPolicy):
@@ -27,53 +29,66 @@ class HomingPolicy(EventlessPolicy):
     name = "homing"
 
     def rank(self, question: Question) -> list[Candidate]:
-        around = self._around
-        settings = around.settings
+        around, home_slot = self._around, question.home
+        settings, content = around.settings, around.content
         pressure = around.traffic.pressure(question.now_s, len(question.slots), around.costs.fleet_scale)
-        home = None
-        if question.home is not None:
-            cached = around.content.cached_bytes(question.home, question.chain)
-            home = self._price(question, question.home, cached, pressure, "home")
-            if home.price <= settings.stay_margin_s:
-                return [home]
-        levels = around.content.levels(question.chain)
+        home: _Priced | None = None
+        if home_slot is not None:
+            cached = content.cached_bytes(home_slot, question.chain)
+            home = self._price(question, (home_slot,), {home_slot: cached}, pressure)[0]
+            is_free = home[3] <= settings.stay_margin_s
+            if home[0] <= settings.stay_margin_s or (is_free and 2.0 * home[2] >= question.prompt_tokens):
+                # nobody can be clearly cheaper: it is free here, and holds most of the prompt
+                return self._candidates([home], home_slot)
+        levels = content.levels(question.chain)
         open_slots = question.slots if home is not None else self._open_slots(question)
         cached_of: dict[int, int] = {}
         for slots, num_bytes in reversed(levels):
             cached_of.update(dict.fromkeys(slots, num_bytes))
-        chosen = self._shortlist(question, open_slots, levels)
-        ranked = [
-            self._price(
-                question, slot, num := cached_of.get(slot, 0), pressure, "content" if num else "least_work"
-            )
-            for slot in chosen
-            if slot != question.home
-        ]
-        ranked.sort(key=lambda candidate: candidate.price)
+        priced = self._price(question, self._shortlist(question, open_slots, levels), cached_of, pressure)
+        priced.sort()
         if home is None:
-            return self._break_ties(question, ranked)
-        if not ranked or home.price <= ranked[0].price + max(
-            settings.stay_margin_s, settings.stay_gain * home.price
-        ):
-            return [home, *ranked]
-        return [*ranked, home]
+            return self._candidates(self._break_ties(question, priced), None)
+        away = [item for item in priced if item[1] != home_slot]
+        gain = max(settings.stay_margin_s, settings.stay_gain * home[0])
+        stays = not away or home[0] <= away[0][0] + gain
+        return self._candidates([home, *away] if stays else [away[0], home, *away[1:]], home_slot)
 
     def _price(
-        self, question: Question, slot: int, cached_bytes: int, pressure: float, reason: str
-    ) -> Candidate:
-        around = self._around
-        prompt = question.prompt_tokens
-        cached = min(cached_bytes * question.tokens_per_byte, prompt - 1.0)
-        prefill_s = around.costs.models[slot].seconds(prompt - cached, cached)
-        wait_s = around.load.wait[slot]
-        return Candidate(
-            backend_id=around.roster.backend_id(slot),
-            price=(wait_s + prefill_s) * (1.0 + prefill_s * pressure),
-            reason=reason,
-            expected_cached_tokens=int(cached),
-            wait_s=wait_s,
-            prefill_s=prefill_s,
-        )
+        self, question: Question, slots: Iterable[int], cached_of: Mapping[int, int], pressure: float
+    ) -> list[_Priced]:
+        """Return (price, slot, cached tokens, wait, prefill) of each slot. The hot loop: no calls in it."""
+        models, wait = self._around.costs.models, self._around.load.wait
+        prompt, ratio = question.prompt_tokens, question.tokens_per_byte
+        priced: list[_Priced] = []
+        for slot in slots:
+            cached = cached_of.get(slot, 0) * ratio
+            if cached > prompt - 1.0:
+                cached = prompt - 1.0
+            uncached = prompt - cached
+            model = models[slot]  # the same formula as in PrefillModel.seconds
+            prefill_s = model.fixed_s + uncached * (
+                model.s_per_token + model.s_attention * (cached + 0.5 * uncached)
+            )
+            wait_s = wait[slot]
+            price = (wait_s + prefill_s) * (1.0 + prefill_s * pressure)
+            priced.append((price, slot, cached, wait_s, prefill_s))
+        return priced
+
+    def _candidates(self, priced: Sequence[_Priced], home: int | None) -> list[Candidate]:
+        """Return the best few as candidates; building one costs as much as pricing three."""
+        backend_id = self._around.roster.backend_id
+        return [
+            Candidate(
+                backend_id=backend_id(slot),
+                price=price,
+                reason="home" if slot == home else "content" if cached else "least_work",
+                expected_cached_tokens=int(cached),
+                wait_s=wait_s,
+                prefill_s=prefill_s,
+            )
+            for price, slot, cached, wait_s, prefill_s in priced[:_SHOWN]
+        ]
 
     def _open_slots(self, question: Question) -> tuple[int, ...]:
         """Slots that may take a new session: near the mean of recent work, and within the load bound."""
@@ -83,19 +98,23 @@ class HomingPolicy(EventlessPolicy):
         if facts.obeys_load_bound or facts.session_key is None:
             slots = self._within_load_bound(question)
         total_share = len(slots) if shares is None else sum(shares[slot] for slot in slots)
-        mean = sum(recent[slot] for slot in slots) / total_share
+        mean = sum(map(recent.__getitem__, slots)) / total_share
         floor_s = settings.placement_floor * settings.recent_work_window_s
         limit = max(settings.placement_bound * mean, load.stored(floor_s, question.now_s))
         if shares is None:
+            if max(map(recent.__getitem__, slots)) <= limit:
+                return slots
             return tuple(slot for slot in slots if recent[slot] <= limit) or slots
         return tuple(slot for slot in slots if recent[slot] <= limit * shares[slot]) or slots
 
     def _within_load_bound(self, question: Question) -> tuple[int, ...]:
         settings, in_flight, shares = self._around.settings, self._around.load.in_flight, question.shares
         slots = question.slots
-        total = sum(in_flight[slot] for slot in slots) + 1
-        total_share = float(len(slots)) if shares is None else sum(shares[slot] for slot in slots)
         floor = settings.load_bound_floor_requests
+        if max(map(in_flight.__getitem__, slots)) < floor:
+            return slots
+        total = sum(map(in_flight.__getitem__, slots)) + 1
+        total_share = float(len(slots)) if shares is None else sum(shares[slot] for slot in slots)
         kept = []
         for slot in slots:
             share = 1.0 if shares is None else shares[slot]
@@ -118,36 +137,30 @@ class HomingPolicy(EventlessPolicy):
                 short[min(usable, key=wait.__getitem__)] = None
             if len(short) >= _EVALUATE_ALL:
                 break
-        for slot in self._ring_slots(question, allowed):
+        for slot in self._ring_slots(question, allowed, self._around.settings.ring_candidates):
             short[slot] = None
         short[min(open_slots, key=wait.__getitem__)] = None
         return short
 
-    def _ring_slots(self, question: Question, allowed: frozenset[int]) -> list[int]:
+    def _ring_slots(self, question: Question, allowed: frozenset[int], count: int) -> list[int]:
         key = question.facts.session_key or question.facts.prompt_key
         if key is None:
             return []
-        roster, found = self._around.roster, []
-        for backend_id in roster.ring.walk(key):
-            slot = roster.slot_of[backend_id]
-            if slot in allowed:
-                found.append(slot)
-                if len(found) >= self._around.settings.ring_candidates:
-                    break
-        return found
+        roster = self._around.roster
+        return roster.ring.owners(key, count, allowed, roster.slot_of)
 
-    def _break_ties(self, question: Question, ranked: list[Candidate]) -> list[Candidate]:
+    def _break_ties(self, question: Question, priced: list[_Priced]) -> list[_Priced]:
         """Move the ring's choice to the front if its price is as good as the best."""
-        settings, roster = self._around.settings, self._around.roster
-        limit = ranked[0].price + max(settings.tie_margin_s, settings.tie_gain * ranked[0].price)
-        ties = {roster.slot_of[c.backend_id]: c for c in ranked if c.price <= limit}
+        settings, best = self._around.settings, priced[0][0]
+        limit = best + max(settings.tie_margin_s, settings.tie_gain * best)
+        ties = [item[1] for item in priced if item[0] <= limit]
         if len(ties) == 1:
-            return ranked
-        ring_slots = self._ring_slots(question, frozenset(ties))
+            return priced
+        ring_slots = self._ring_slots(question, frozenset(ties), 1)
         if ring_slots:
             winner = ring_slots[0]
         else:
             turn, in_flight = self._around.load.turn, self._around.load.in_flight
             winner = min(ties, key=lambda slot: (in_flight[slot], turn[slot], slot))
-        best = ties[winner]
-        return [best, *(candidate for candidate in ranked if candidate is not best)]
+        place = next(index for index, item in enumerate(priced) if item[1] == winner)
+        return [priced[place], *priced[:place], *priced[place + 1 :]]
