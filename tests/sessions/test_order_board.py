@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from fakes.redis_server import RedisProcess
 from redis.asyncio import Redis
-from sessions.harness import ManualClock
 
 from gateway.sessions.open_store import open_order_board
 from gateway.sessions.order_board import MemoryOrderBoard, Order
@@ -26,9 +27,8 @@ async def test_alone_there_is_nothing_to_learn() -> None:
 @pytest.mark.redis
 async def test_orders_reach_the_other_replica(shared_redis: RedisProcess, redis: Redis) -> None:
     """What one replica puts another reads, until it is taken back; malformed orders are left out."""
-    clock = ManualClock()
     stores = [RedisStore(RedisSettings(url=shared_redis.url, budget_ms=1000), environ={}) for _ in range(2)]
-    one, two = (open_order_board(store, clock=clock) for store in stores)
+    one, two = (open_order_board(store, clock=time.monotonic) for store in stores)
     await one.put(A, Order(wants="draining", deadline_wall_s=5.0))
     await one.put(B, Order(weight=2.0))
     for value in ("", "{", '{"wants":"explode"}', "[]"):
@@ -43,7 +43,7 @@ async def test_orders_reach_the_other_replica(shared_redis: RedisProcess, redis:
 async def test_orders_cannot_be_known_with_redis_away() -> None:
     """With nobody listening, putting raises nothing and reading answers None."""
     store = RedisStore(RedisSettings(url="redis://127.0.0.1:1/0"), environ={})
-    board = open_order_board(store, clock=ManualClock())
+    board = open_order_board(store, clock=time.monotonic)
     await board.put(A, Order(wants="cordoned"))
     assert await board.read() is None
     await store.close()
