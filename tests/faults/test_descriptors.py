@@ -87,7 +87,7 @@ async def test_no_room_is_told_and_streams_live(backend: FakeBackend, port: int)
         await running.read_head()
         assert await running.read_chunk() == b"data: 1\n\n"
         async with contextlib.AsyncExitStack() as crowd:
-            for _ in range(47):
+            for _ in range(60):  # more than there is room for: those beyond it are turned away at once
                 await crowd.enter_async_context(RawClient(port))
             await _ask_until(port, 503)
             async with RawClient(port) as refused:
