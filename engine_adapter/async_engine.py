@@ -22,6 +22,8 @@ from engine_adapter.engine.engine_stats import EngineStats
 from engine_adapter.engine.llm_engine import LLMEngine, StepOutput
 from engine_adapter.engine.sequence import EngineRequest
 
+IDLE_TICK_S = 2.0  # how late an idle engine notices that a pin has expired
+
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
@@ -129,8 +131,12 @@ class AsyncEngine:
         ran_any = False
         while True:
             try:
-                command = self._commands.get(block=not self._engine.has_work and not ran_any)
+                is_idle = not self._engine.has_work and not ran_any
+                command = self._commands.get(block=is_idle, timeout=IDLE_TICK_S)
             except queue.Empty:
+                if is_idle:
+                    self._engine.tick()
+                    self.latest_stats = self._engine.stats()
                 break
             if command is None:
                 return False

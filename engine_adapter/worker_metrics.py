@@ -112,6 +112,7 @@ class _EngineCollector(Collector):
         gauges = {
             "vllm:num_requests_running": ("Requests in the running batch.", stats.num_running),
             "vllm:num_requests_waiting": ("Requests waiting for the batch.", stats.num_waiting),
+            "homing_worker_pins": ("Pinned prefixes.", stats.num_pins),
             "vllm:kv_cache_usage_perc": (
                 "Share of KV blocks that are used or pinned, 0 to 1.",
                 stats.kv_usage,
@@ -124,6 +125,10 @@ class _EngineCollector(Collector):
             "vllm:prompt_tokens": ("Prompt tokens taken in.", stats.num_prompt_tokens),
             "vllm:generation_tokens": ("Tokens generated.", stats.num_generated_tokens),
             "homing_worker_evictions": ("Cached blocks given away.", stats.num_evictions),
+            "homing_worker_integrity_failures": (
+                "Idle checks that found a block unaccounted for.",
+                stats.num_integrity_failures,
+            ),
             "homing_worker_hash_collisions": ("Equal hashes of unequal blocks.", stats.num_collisions),
         }
         for name, (help_text, value) in gauges.items():

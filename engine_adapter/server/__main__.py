@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from engine_adapter.engine.engine_config import DTYPES, EngineConfig
+from engine_adapter.engine.kv_event_publisher import KVEventConfig
 from engine_adapter.engine.model_store import DEFAULT_MODEL_ID
 from engine_adapter.server.startup import ServerConfig, StartupFailed, run_server
 from paged_kv.layout import KVDtype
@@ -66,6 +67,25 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-queue-seconds", type=float, default=120.0, help="waiting limit per request, then 503")
     add("--no-prefix-caching", action="store_true", help="recompute every prompt")
     add("--num-draft-tokens", type=int, default=0, help="prompt-lookup speculation; 0 is off")
+    add(
+        "--min-partial-tokens",
+        type=int,
+        default=0,
+        help="share partial blocks by copy from so many tokens on",
+    )
+    add("--pin-budget", type=float, default=defaults.pin_budget_fraction, help="share of blocks for pins")
+    add("--pin-manifest", type=Path, help="file that keeps pins over a restart")
+    add(
+        "--kv-events",
+        metavar="ENDPOINT",
+        help="publish KV events here over ZMQ, such as tcp://127.0.0.1:5557",
+    )
+    add(
+        "--kv-events-replay",
+        metavar="ENDPOINT",
+        default="tcp://127.0.0.1:*",
+        help="answer replay requests here",
+    )
     add("--threads", type=int, default=defaults.num_threads, help="torch threads")
     add("--device", default="cpu")
     add("--attention-backend", default=defaults.attention_backend)
@@ -85,6 +105,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         max_queue_s=options.max_queue_seconds,
         max_body_bytes=options.max_body,
         dies_with_parent=options.die_with_parent,
+        kv_events=_kv_events(options),
         engine=EngineConfig(
             dtype=options.dtype,
             kv_dtype=options.kv_dtype,
@@ -97,11 +118,20 @@ def _config(options: argparse.Namespace) -> ServerConfig:
             max_num_waiting=options.max_num_waiting,
             enable_prefix_caching=not options.no_prefix_caching,
             num_draft_tokens=options.num_draft_tokens,
+            min_partial_tokens=options.min_partial_tokens,
+            pin_budget_fraction=options.pin_budget,
+            pin_manifest_path=options.pin_manifest,
             num_threads=options.threads,
             attention_backend=options.attention_backend,
             device=options.device,
         ),
     )
+
+
+def _kv_events(options: argparse.Namespace) -> KVEventConfig | None:
+    if options.kv_events is None:
+        return None
+    return KVEventConfig(endpoint=options.kv_events, replay_endpoint=options.kv_events_replay)
 
 
 def _name_of(model: str | None) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from engine_adapter.server import information
+from engine_adapter.server import information, kv_routes
 from engine_adapter.server.chat import chat_completions
 from engine_adapter.server.completions import completions
 from engine_adapter.server.errors import ApiError, internal_error
@@ -40,6 +40,16 @@ def build_app(serving: Serving, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.
             web.get("/v1/models/{model:.+}", information.model),
             web.post("/tokenize", information.tokenize),
             web.post("/detokenize", information.detokenize),
+            web.post("/v1/kv/pins", kv_routes.create_pin),
+            web.get("/v1/kv/pins", kv_routes.list_pins),
+            web.get("/v1/kv/pins/{pin_id}", kv_routes.get_pin),
+            web.delete("/v1/kv/pins/{pin_id}", kv_routes.delete_pin),
+            web.get("/v1/kv/stats", kv_routes.stats),
+            web.post("/v1/kv/explain", kv_routes.explain),
+            web.get("/v1/kv/inventory", kv_routes.inventory),
+            web.get("/v1/kv/tree", kv_routes.tree),
+            web.post("/v1/kv/clear", kv_routes.clear),
+            web.post("/reset_prefix_cache", kv_routes.clear),  # vLLM's name for it
             web.get("/live", information.live),
             web.get("/health", information.health),
             web.get("/ready", information.ready),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import web
@@ -27,7 +28,7 @@ from engine_adapter.server.sampling_options import (
     sampling_params,
     stop_strings,
 )
-from engine_adapter.server.serving import ServingContext, context_of
+from engine_adapter.server.serving import ServingContext, context_of, tags_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -39,7 +40,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     check_chat(body)
     context.check_model(body.model)
     form = await chat_answer_form(body, context.grammars, context.template.source)
-    generation = chat_generation(context, body, form)
+    generation = chat_generation(context, body, form, tags_of(request))
     style = AnswerStyle(
         response_id=f"chatcmpl-{secrets.token_hex(12)}",
         created=int(time.time()),
@@ -106,7 +107,9 @@ def render_prompt(
     return context.tokenizer.encode(text, add_special_tokens=False)
 
 
-def chat_generation(context: ServingContext, body: ChatRequest, form: AnswerForm) -> Generation:
+def chat_generation(
+    context: ServingContext, body: ChatRequest, form: AnswerForm, tags: Mapping[str, str]
+) -> Generation:
     """Everything that the engine must know to answer this chat."""
     token_ids = render_prompt(
         context,
@@ -136,6 +139,8 @@ def chat_generation(context: ServingContext, body: ChatRequest, form: AnswerForm
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
         deadline_s=context.deadline_s(),
+        session_tag=tags.get("session_tag"),
+        group_tag=tags.get("group_tag"),
     )
     return Generation(
         context.engine, context.tokenizer, [prompt], sampling, options, num_choices=num_choices(body)

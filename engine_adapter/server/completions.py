@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -28,7 +28,7 @@ from engine_adapter.server.sampling_options import (
     sampling_params,
     stop_strings,
 )
-from engine_adapter.server.serving import ServingContext, context_of
+from engine_adapter.server.serving import ServingContext, context_of, tags_of
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint
 MAX_PROMPTS = 256
@@ -63,7 +63,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     _refuse_unsupported(body)
     context.check_model(body.model)
     form = await answer_form(body, context.grammars)
-    generation = _generation(context, body, prompts, form)
+    generation = _generation(context, body, prompts, form, tags_of(request))
     answer = Answer(
         head={
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -121,7 +121,11 @@ def _echoes(context: ServingContext, body: CompletionRequest, prompts: list[list
 
 
 def _generation(
-    context: ServingContext, body: CompletionRequest, prompts: list[list[int]], form: AnswerForm
+    context: ServingContext,
+    body: CompletionRequest,
+    prompts: list[list[int]],
+    form: AnswerForm,
+    tags: Mapping[str, str],
 ) -> Generation:
     sampling = sampling_params(
         body,
@@ -143,6 +147,8 @@ def _generation(
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
             deadline_s=deadline_s,
+            session_tag=tags.get("session_tag"),
+            group_tag=tags.get("group_tag"),
         )
         for token_ids in prompts
     ]

@@ -33,6 +33,8 @@ class Prompt:
     cache_salt: str = ""
     priority: int = 0
     deadline_s: float | None = None
+    session_tag: str | None = None
+    group_tag: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +208,8 @@ def _engine_request(request_id: str, prompt: Prompt, sampling: SamplingParams) -
         cache_salt=prompt.cache_salt,
         priority=prompt.priority,
         deadline_s=prompt.deadline_s,
+        session_tag=prompt.session_tag,
+        group_tag=prompt.group_tag,
     )
 
 

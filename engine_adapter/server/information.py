@@ -67,6 +67,7 @@ async def ready(request: web.Request) -> web.Response:
         "phase": serving.phase.value,
         "detail": serving.detail,
         "weights_loaded": serving.context is not None,
+        "pins_restored": serving.phase in (Phase.READY, Phase.DRAINING),
         "requests_in_flight": serving.num_in_flight,
     }
     return json_response(document, 200 if serving.phase is Phase.READY else 503)

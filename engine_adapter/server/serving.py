@@ -17,6 +17,7 @@ from aiohttp import web
 from engine_adapter.async_engine import AsyncEngine
 from engine_adapter.engine.chat_template import ChatTemplate
 from engine_adapter.engine.grammar import GrammarCompiler
+from engine_adapter.engine.kv_event_publisher import KVEventPublisher
 from engine_adapter.engine.tokenizer import Tokenizer
 from engine_adapter.server.errors import model_not_found, overloaded
 from engine_adapter.server.sampling_options import SamplingLimits
@@ -42,6 +43,7 @@ class ServingContext:
     model_names: tuple[str, ...]  # the first is the one reported
     metrics: WorkerMetrics
     max_queue_s: float
+    kv_events: KVEventPublisher | None = None
     created_wall_s: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -90,6 +92,16 @@ class Serving:
         if self.context is None or self.phase is not Phase.READY:
             raise overloaded(f"the worker is {self.phase.value}: {self.detail}", retry_after_s=2)
         return self.context
+
+
+TAG_HEADERS = {"session_tag": "X-Homing-Session-Tag", "group_tag": "X-Homing-Group-Tag"}
+MAX_TAG_LENGTH = 128
+
+
+def tags_of(request: web.Request) -> dict[str, str]:
+    """The opaque names under which the gateway will ask what is resident; unusable ones count as absent."""
+    given = {field_name: request.headers.get(header, "") for field_name, header in TAG_HEADERS.items()}
+    return {name: tag for name, tag in given.items() if 0 < len(tag) <= MAX_TAG_LENGTH}
 
 
 SERVING = web.AppKey("serving", Serving)

@@ -20,12 +20,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import zmq
 from aiohttp import web
 
 from engine_adapter.async_engine import AsyncEngine
 from engine_adapter.engine.chat_template import ChatTemplate
 from engine_adapter.engine.engine_config import EngineConfig
 from engine_adapter.engine.grammar import GrammarCompiler
+from engine_adapter.engine.kv_event_publisher import KVEventConfig, KVEventPublisher
+from engine_adapter.engine.kv_selftest import SELFTEST_TEXTS
 from engine_adapter.engine.llm_engine import LLMEngine
 from engine_adapter.engine.loader import ModelUnusable, load_model, read_generation_defaults
 from engine_adapter.engine.model_store import prepare_model
@@ -56,6 +59,7 @@ class ServerConfig:
     max_body_bytes: int = MAX_BODY_BYTES
     dies_with_parent: bool = False
     engine: EngineConfig = field(default_factory=EngineConfig)
+    kv_events: KVEventConfig | None = None  # None: no events are published
 
 
 def run_server(config: ServerConfig) -> int:
@@ -127,6 +131,7 @@ class WorkerServer:
 
     async def _serve(self, context: ServingContext) -> int:
         context.engine.start()
+        await self._restore_pins(context)
         self.serving.context, self.serving.phase, self.serving.detail = context, Phase.READY, "serving"
         print(self._ready_line(context), flush=True)
         await self._first(self._stop.wait(), context.engine.when_dead.wait())
@@ -141,7 +146,18 @@ class WorkerServer:
         if self.serving.num_in_flight:
             logger.warning("drain_cut_off requests=%d", self.serving.num_in_flight)
         await context.engine.close()
+        if context.kv_events is not None:
+            await asyncio.to_thread(context.kv_events.stop)
         return 0
+
+    async def _restore_pins(self, context: ServingContext) -> None:
+        """Let the engine compute the pins of the manifest before others compete for its blocks."""
+        self.serving.detail = "restoring pins"
+        is_restored = False
+        while not is_restored and not self._stop.is_set():
+            is_restored = await context.engine.call(
+                lambda engine: engine.pins.is_restored or not engine.has_work
+            )
 
     def _load(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[ServingContext]:
         """Load on a thread that dies with the process, because torch cannot be interrupted."""
@@ -200,7 +216,18 @@ def load_context(config: ServerConfig, report: object = print) -> ServingContext
     )
     loaded = load_model(directory, engine_config.torch_dtype)
     tokenizer = load_tokenizer(directory, loaded.config.eos_token_ids)
-    engine = AsyncEngine(LLMEngine(loaded, engine_config))
+    events = None
+    if config.kv_events is not None:
+        events = KVEventPublisher(config.kv_events, block_size=engine_config.block_size)
+        events.start()
+    engine = AsyncEngine(
+        LLMEngine(
+            loaded,
+            engine_config,
+            selftest_prompts=[tokenizer.encode(text) for text in SELFTEST_TEXTS],
+            observer=events,
+        )
+    )
     return ServingContext(
         engine=engine,
         tokenizer=tokenizer,
@@ -215,6 +242,7 @@ def load_context(config: ServerConfig, report: object = print) -> ServingContext
         model_names=config.model_names,
         metrics=WorkerMetrics(config.model_names[0], lambda: engine.latest_stats),
         max_queue_s=config.max_queue_s,
+        kv_events=events,
     )
 
 
@@ -226,6 +254,8 @@ def _weight_bytes(directory: Path, config: EngineConfig) -> int:
 
 def _startup_failure(error: Exception) -> Exception:
     """Expected causes become one line; anything else keeps its traceback."""
+    if isinstance(error, zmq.ZMQError):
+        return StartupFailed(f"cannot publish KV events ({error}): choose another --kv-events endpoint")
     if isinstance(error, ModelUnusable | TooLittleMemory | ValueError):
         return StartupFailed(str(error))
     if isinstance(error, MemoryError):

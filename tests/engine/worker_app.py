@@ -13,6 +13,7 @@ from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
 from engine_adapter.engine.engine_config import EngineConfig
+from engine_adapter.engine.kv_event_publisher import KVEventConfig
 from engine_adapter.server.app import build_app
 from engine_adapter.server.serving import Phase, Serving, ServingContext
 from engine_adapter.server.startup import ServerConfig, load_context
@@ -49,12 +50,20 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def running_worker(
-    checkpoint: Path, *, max_body_bytes: int = 2**20, max_queue_s: float = 60.0, **engine: Any
+    checkpoint: Path,
+    *,
+    max_body_bytes: int = 2**20,
+    max_queue_s: float = 60.0,
+    publishes_kv_events: bool = False,
+    **engine: Any,
 ) -> AsyncIterator[Worker]:
     """Start a worker; afterwards check that the engine holds nothing and stop it."""
     settings = {"dtype": "fp32", "block_size": 4, "num_kv_blocks": 512, **engine}
     config = ServerConfig(
-        model=str(checkpoint), model_names=(MODEL, "alias/of tiny"), engine=EngineConfig(**settings)
+        model=str(checkpoint),
+        model_names=(MODEL, "alias/of tiny"),
+        engine=EngineConfig(**settings),
+        kv_events=KVEventConfig() if publishes_kv_events else None,
     )
     context = replace(load_context(config, lambda _: None), max_queue_s=max_queue_s)
     serving = Serving(context=context, phase=Phase.READY, detail="serving")
@@ -65,6 +74,8 @@ async def running_worker(
     if context.engine.is_alive:
         await context.engine.call(lambda engine: engine.verify())
     await context.engine.close()
+    if context.kv_events is not None:
+        context.kv_events.stop()
 
 
 def sse_events(raw: bytes) -> list[Any]:
