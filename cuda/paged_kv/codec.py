@@ -1,7 +1,7 @@
 """What a stored K or V value means, in numpy: the oracle for every conversion.
 
 fp8 is E4M3 "fn" (448 largest, no infinity); bf16 and fp8 round to nearest even. Quantised rows store
-`value / scale` with `scale = max(largest finite magnitude, 1e-8) / max_magnitude`, one per (token, head).
+`value / scale` with `scale = largest finite magnitude / max_magnitude`, one per (token, head).
 Invariant: what a quantised row stores is finite. NaN becomes 0 and infinity the largest value, because one
 bad row must not turn the sums of everybody who later shares its block into NaN. Plain types keep what they
 get.
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from paged_kv.layout import KVDtype
 
 MIN_AMAX = np.float32(1e-8)  # keeps an all-zero row's scale above zero
+MAX_AMAX = np.float32(3e38)  # keeps the largest value finite when it is multiplied back
 
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
@@ -59,7 +60,7 @@ def decode_bf16(bits: npt.NDArray[np.uint16]) -> FloatArray:
 def row_scales(values: FloatArray, dtype: KVDtype) -> FloatArray:
     """Return the scale of each row: values (..., head_dim) -> (...)."""
     finite = np.where(np.isfinite(values), np.abs(values), np.float32(0))
-    scales: FloatArray = np.maximum(finite.max(axis=-1), MIN_AMAX) / np.float32(dtype.max_magnitude)
+    scales: FloatArray = np.clip(finite.max(axis=-1), MIN_AMAX, MAX_AMAX) / np.float32(dtype.max_magnitude)
     return scales
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from paged_kv import reference
 from paged_kv.batch import AttentionBatch
-from paged_kv.codec import MIN_AMAX
+from paged_kv.codec import MAX_AMAX, MIN_AMAX
 from paged_kv.layout import KVDtype, KVLayout
 from paged_kv.memory import KVArena
 from paged_kv.torch_plan import DecodeGroup, Prefill, StepPlan, plan_step
@@ -33,7 +33,7 @@ def quantise_rows(rows: torch.Tensor, dtype: KVDtype) -> tuple[torch.Tensor, tor
     magnitude = torch.where(rows.isfinite(), rows, 0.0).abs()
     # A tensor divides; a Python number would be turned into its reciprocal, which rounds differently.
     limit = torch.full((), dtype.max_magnitude, device=rows.device)
-    scales = magnitude.amax(-1).clamp_min(float(MIN_AMAX)) / limit
+    scales = magnitude.amax(-1).clamp(float(MIN_AMAX), float(MAX_AMAX)) / limit
     scaled = (rows.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf) / scales[..., None]).clamp(
         -limit, limit
     )

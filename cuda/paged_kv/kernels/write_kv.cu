@@ -19,7 +19,7 @@ __device__ void quantise(float* values, float* scale) {
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, distance));
     }
-    *scale = fmaxf(largest, 1e-8f) / KV_MAX_MAGNITUDE;
+    *scale = fminf(fmaxf(largest, 1e-8f), 3e38f) / KV_MAX_MAGNITUDE;  // MIN_AMAX, MAX_AMAX of codec.py
 #pragma unroll
     for (int i = 0; i < VALUES_PER_LANE; i++) {
         const float scaled = fminf(fmaxf(values[i] / *scale, -KV_MAX_MAGNITUDE), KV_MAX_MAGNITUDE);

@@ -1,0 +1,58 @@
+"""Conversions of stored values, against torch's and against their own definition."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from paged_kv import codec
+from paged_kv.layout import KVDtype
+from paged_kv.torch_backend import quantise_rows
+
+
+def test_every_fp8_code_decodes_as_torch_does() -> None:
+    """All 256 codes, NaN included."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    expected = codes.view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(codec.FP8_VALUES, expected)
+
+
+def test_every_bf16_input_encodes_to_fp8_as_torch_does() -> None:
+    """All finite bf16 values, saturated at 448 on both sides."""
+    values = codec.decode_bf16(np.arange(1 << 16, dtype=np.uint32).astype(np.uint16))
+    values = values[np.isfinite(values)]
+    expected = torch.from_numpy(values).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    np.testing.assert_array_equal(codec.encode_fp8(values), expected)
+
+
+@given(values=hnp.arrays(np.float32, 32, elements=st.floats(width=32, allow_nan=False)))
+def test_bf16_rounds_as_torch_does(values: np.ndarray) -> None:
+    """Nearest even, for any float32."""
+    expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
+    np.testing.assert_array_equal(codec.encode_bf16(values), expected)
+
+
+@pytest.mark.parametrize("dtype", [KVDtype.FP8_E4M3, KVDtype.INT8])
+@given(values=hnp.arrays(np.float32, (3, 2, 16), elements=st.floats(width=32)))
+def test_torch_quantises_any_row_as_the_oracle_does(dtype: KVDtype, values: np.ndarray) -> None:
+    """Bytes and scales are equal for any input, NaN and infinities included, and decode to finite values."""
+    stored, scales = codec.encode_rows(values, dtype)
+    assert scales is not None
+    got, got_scales = quantise_rows(torch.from_numpy(values), dtype)
+    np.testing.assert_array_equal(got_scales.numpy(), scales)
+    np.testing.assert_array_equal(got.numpy(), stored)
+    assert np.isfinite(codec.decode_rows(stored, scales, dtype)).all()
+
+
+@pytest.mark.parametrize(("dtype", "relative_error"), [(KVDtype.FP8_E4M3, 2**-4), (KVDtype.INT8, 2**-7.9)])
+@given(values=hnp.arrays(np.float32, (2, 16), elements=st.floats(-1e4, 1e4, width=32)))
+def test_quantising_loses_no_more_than_a_step(
+    dtype: KVDtype, relative_error: float, values: np.ndarray
+) -> None:
+    """The error is within half a step of the row's largest value."""
+    stored, scales = codec.encode_rows(values, dtype)
+    largest = np.maximum(np.abs(values).max(axis=-1, keepdims=True), codec.MIN_AMAX)
+    error = np.abs(codec.decode_rows(stored, scales, dtype) - values)
+    assert (error <= largest * relative_error).all()
