@@ -295,10 +295,9 @@ class LLMEngine:
         outputs: list[StepOutput | None] = []
         for item, tokens in zip(scheduled, sampled, strict=True):
             sequence = item.sequence
-            num_kept = 0 if tokens is None else len(tokens.token_ids)
-            # The last token kept has no KV yet; drafts kept before it have.
-            sequence.num_computed_tokens += item.num_new_tokens + max(num_kept - 1, 0)
-            if tokens is not None:
+            if tokens is None:
+                sequence.num_computed_tokens += item.num_new_tokens
+            else:
                 outputs.append(self._append(sequence, tokens, now_s))
             stored.extend(self.blocks.commit(sequence))
             if sequence.finish_reason is not None:
@@ -319,7 +318,8 @@ class LLMEngine:
             reason = FinishReason.STOP
         elif sequence.num_tokens >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
-        sequence.num_computed_tokens = min(sequence.num_computed_tokens, sequence.num_tokens - 1)
+        # The newest token has no KV yet; drafts that were kept before it have.
+        sequence.num_computed_tokens = sequence.num_tokens - 1
         sequence.finish_reason = reason
         return self._output(sequence, reason, new_token_ids, tokens.logprobs[:num_new])
 
