@@ -15,6 +15,7 @@ Knows nothing of backends: its source is anything that can be paused.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -162,7 +163,7 @@ class ClientRelay:
             return
         if data:
             if self._observer is not None:
-                self._observer(data)
+                self._observe(data)
             if self.first_byte_s is None:
                 self.first_byte_s = self._loop.time()
             self.bytes_sent += len(data)
@@ -210,6 +211,15 @@ class ClientRelay:
         if not self._keeps_alive:
             return lines + b"connection: close\r\n\r\n"
         return lines + (b"\r\n" if is_http11 else b"connection: keep-alive\r\n\r\n")
+
+    def _observe(self, data: bytes) -> None:
+        """Show the bytes; an observer that fails is let go and must not cost the client its answer."""
+        assert self._observer is not None
+        try:
+            self._observer(data)
+        except Exception:
+            logging.getLogger(__name__).exception("answer_observer_failed")
+            self._observer = None
 
     def _can_add_bytes(self) -> bool:
         return self.has_started and self._is_chunked and not self._transport.is_closing()

@@ -119,7 +119,10 @@ class UpstreamConnection(asyncio.Protocol):
     def expire(self) -> None:
         """The deadline has passed."""
         if self._exchange is None:
-            self.close()
+            if self.is_usable:
+                self.close()
+            else:
+                self.drop()  # the peer does not answer our goodbye
         elif not self._has_head:
             limit_s = self._settings.first_byte_timeout_s
             self._fail(UpstreamTimeout(f"the backend sent no response head within {limit_s:g} s"))
@@ -130,8 +133,8 @@ class UpstreamConnection(asyncio.Protocol):
             )
 
     def close(self) -> None:
-        """Close a connection that serves nothing."""
-        self.deadline_s = math.inf
+        """Close a connection that serves nothing; `expire` cuts it when that takes too long."""
+        self.deadline_s = self._loop.time() + GOODBYE_S
         if self._transport is not None:
             self._transport.close()
 
@@ -323,8 +326,10 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if not self._is_reusable or transport.get_write_buffer_size() > 0:
-            # Unsent request bytes: it answered before it had read everything (an early 413).
+        if transport.get_write_buffer_size() > 0:
+            self.drop()  # it answered before it had read everything (an early 413), and may never do so
+            return
+        if not self._is_reusable:
             self.close()
             return
         if self._is_paused:
@@ -366,6 +371,7 @@ class UpstreamConnection(asyncio.Protocol):
         return UpstreamReset(f"the backend {how} the connection before a complete response head")
 
 
+GOODBYE_S = 5.0  # for the TLS closing handshake; without TLS it takes a moment
 READ_SIZE_BYTES = 262_144  # what one read of the socket may bring (asyncio and uvloop alike)
 
 

@@ -287,8 +287,22 @@ async def test_early_answer_prevents_reuse() -> None:
     bench = Bench()
     bench.transport.unsent_bytes = 100
     bench.receive(SIZED)
+    sink, error = await bench.outcome()
+    assert (sink.body, error) == (b"hello world", None)
     assert bench.owner.num_idle == 0
+    assert bench.transport.was_aborted
+
+
+async def test_expired_connection_is_closed_then_cut() -> None:
+    """An idle connection is closed politely; one whose peer ignores that is cut at its next deadline."""
+    bench = Bench()
+    bench.receive(SIZED)
+    bench.connection.expire()
     assert bench.transport.was_closed
+    assert not bench.transport.was_aborted
+    assert bench.connection.deadline_s < math.inf
+    bench.connection.expire()
+    assert bench.transport.was_aborted
 
 
 async def test_second_answer_starts_clean() -> None:
