@@ -164,7 +164,8 @@ class Router:
         )
         home, cause = self._find_home(facts, binding, barred)
         tiers = ALL_TIERS if binding is not None else OPEN_TIERS
-        slots = pool.best_tier(barred | self._lost_home(binding, cause, pool, barred), tiers)
+        lost = self._lost_home(binding, pool, barred) if cause == "home_restarted" else _NO_SLOTS
+        slots = pool.best_tier(barred | lost, tiers)
         if not slots and home is None:
             slots = pool.best_tier(barred, tiers)
             if not slots:

@@ -11,7 +11,8 @@ not when it is answered: what is queued will be cached before anything that is s
 
 Only leaves stand in the recency order. A parent whose last child is dropped becomes the *oldest* leaf:
 it was last used when that child was. So this equals a block-level LRU without touching whole paths,
-and a follow-up turn costs O(new messages), not O(history).
+and a follow-up turn costs O(new messages), not O(history). One difference is accepted: a prompt that is
+itself the beginning of a longer known one (an old turn sent again) does not outlive that longer one.
 
 Sizes are bytes of text; capacity is bytes too (tokens ÷ tokens per byte), moved by the caller.
 
@@ -153,18 +154,22 @@ class Shadow:
                 written -= parent.tail  # the answer becomes the next message's beginning
                 parent.tail = 0
             if not parent.children:
-                cache.leaves.move_to_end(chain[index].chain_hash)
+                cache.leaves.move_to_end(parent.key)
         start = 0 if parent is None else parent.start + parent.size
         for position in range(index + 1, len(chain)):
             message = chain[position]
             key = message.chain_hash
             known = lines.get(key)
             if known is not None:  # two prefixes under one hash: bad input, never a broken tree
+                if parent is not None and not parent.children:
+                    cache.leaves[parent.key] = parent
                 parent = known
                 continue
             line = _Line(key, parent, start, message.num_bytes)
             lines[key] = line
             if parent is not None:
+                if not parent.children:
+                    cache.leaves.pop(parent.key, None)
                 parent.children += 1
             self._holders[key] = self._holders.get(key, 0) | bit
             written += line.size
@@ -174,11 +179,8 @@ class Shadow:
                 cache.ghost_bytes -= ghost
                 regretted += ghost
             parent = line
-        if index + 1 < len(chain):
-            if index >= 0:
-                cache.leaves.pop(chain[index].chain_hash, None)
-            if parent is not None and not parent.children:
-                cache.leaves[parent.key] = parent
+        if parent is not None and not parent.children:
+            cache.leaves[parent.key] = parent
         cache.used += written
         self._shrink(slot, cache)
         return max(0, written), regretted
