@@ -88,6 +88,7 @@ class FakeBackend:
     num_connections: int = 0
     num_cancelled: int = 0
     is_dead: bool = False  # accepts, then resets before it reads
+    is_frozen: bool = False  # accepts and never reads: a stopped process
     ssl: object = None
     unix_path: str | None = None
     _script: deque[Behaviour] = field(default_factory=deque)
@@ -171,8 +172,10 @@ class FakeBackend:
             if self.is_dead:
                 Turn(self, _NO_REQUEST, reader, writer).reset()
                 return
-            while await self._serve_one(connection_id, reader, writer):
+            while not self.is_frozen and await self._serve_one(connection_id, reader, writer):
                 pass
+            if self.is_frozen:
+                await asyncio.Event().wait()
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
