@@ -55,17 +55,7 @@ def make_server(
         finally:
             connection.end()
 
-    options: dict[str, Any] = {
-        "keepalive_timeout": settings.keep_alive_timeout_s,
-        "max_line_size": settings.max_request_line_bytes,
-        "max_field_size": settings.max_header_field_bytes,
-        "max_headers": settings.max_headers,
-        "tcp_keepalive": False,  # set together with its intervals, see `connection`
-        "auto_decompress": False,
-        "lingering_time": settings.linger_s,
-        "access_log": None,
-    }
-
+    options = _aiohttp_options(settings)
     open_connections = OpenConnections(settings.max_connections or _room_for_connections())
 
     def make_connection(server: web.Server) -> ClientConnection:
@@ -79,6 +69,20 @@ def make_server(
         )
 
     return _Server(handle, make_connection)
+
+
+def _aiohttp_options(settings: DownstreamSettings) -> dict[str, Any]:
+    """Our settings in aiohttp's words."""
+    return {
+        "keepalive_timeout": settings.keep_alive_timeout_s,
+        "max_line_size": settings.max_request_line_bytes,
+        "max_field_size": settings.max_header_field_bytes,
+        "max_headers": settings.max_headers,
+        "tcp_keepalive": False,  # set together with its intervals, see `connection`
+        "auto_decompress": False,
+        "lingering_time": settings.linger_s,
+        "access_log": None,
+    }
 
 
 def _room_for_connections() -> int:

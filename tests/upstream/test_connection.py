@@ -5,109 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from dataclasses import dataclass, field
 
 import pytest
-from fakes.transport import FakeTransport
+from fakes.connection_bench import CHUNKED, CLOSE_DELIMITED, INTERIM, SIZED, Bench, Sink
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import (
     UpstreamError,
-    UpstreamProtocolError,
     UpstreamReset,
     UpstreamTimeout,
     UpstreamTruncated,
 )
-from gateway.upstream.connection import UpstreamConnection
-from gateway.upstream.exchange import BodySource, Exchange
 from gateway.upstream.settings import UpstreamSettings
-
-REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\n\r\n"
-SIZED = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 11\r\n\r\nhello world"
-CHUNKED = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    b"9\r\ndata: 1\n\n\r\n9;ext=1\r\ndata: 2\n\n\r\n0\r\ntrailer: x\r\n\r\n"
-)
-INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nlink: </x>\r\n\r\n" + SIZED
-CLOSE_DELIMITED = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nuntil the end"
-
-
-class Owner:
-    """Counts what the connection reports to its pool."""
-
-    def __init__(self) -> None:
-        self.num_idle = 0
-        self.num_lost = 0
-
-    def on_idle(self, connection: UpstreamConnection) -> None:
-        self.num_idle += 1
-
-    def on_lost(self, connection: UpstreamConnection) -> None:
-        self.num_lost += 1
-
-
-@dataclass
-class Sink:
-    """Records the calls of one relay."""
-
-    data: list[bytes] = field(default_factory=list)
-    is_ended: bool = False
-    source: BodySource | None = None
-
-    def attach(self, source: BodySource) -> None:
-        self.source = source
-
-    def on_data(self, data: bytes, is_last: bool) -> None:
-        assert not self.is_ended
-        self.data.append(data)
-        self.is_ended = is_last
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self.data)
-
-
-class Bench:
-    """One connection with one request sent, ready to receive bytes."""
-
-    def __init__(self, settings: UpstreamSettings | None = None, *, is_head_request: bool = False) -> None:
-        self.owner = Owner()
-        self.transport = FakeTransport()
-        loop = asyncio.get_running_loop()
-        self.connection = UpstreamConnection(self.owner, settings or UpstreamSettings(), loop)
-        self.connection.connection_made(self.transport)
-        self.exchange: Exchange
-        self.head: asyncio.Future[None]
-        self.send(is_head_request=is_head_request)
-
-    def send(self, *, is_head_request: bool = False) -> None:
-        self.exchange, self.head = self.connection.send(REQUEST, b"", is_head_request=is_head_request)
-
-    def receive(self, *pieces: bytes) -> None:
-        for piece in pieces:
-            if not self.transport.is_closing():
-                self.connection.data_received(piece)
-
-    def end(self, how: str) -> None:
-        """The peer closes (`fin`) or resets (`rst`)."""
-        if how == "fin":
-            self.connection.eof_received()
-        self.connection.connection_lost(ConnectionResetError() if how == "rst" else None)
-
-    async def outcome(self) -> tuple[Sink, UpstreamError | None]:
-        """What a relay started now delivers, and how it ends; it must end."""
-        sink = Sink()
-        try:
-            await self.head
-            await asyncio.wait_for(self.exchange.relay(sink), 1)
-        except UpstreamError as error:
-            return sink, error
-        return sink, None
-
-    @property
-    def is_reusable(self) -> bool:
-        return self.owner.num_idle == 1 and not self.transport.is_closing()
 
 
 def partition(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -164,101 +74,6 @@ async def test_close_delimited_body_tells_fin_from_rst() -> None:
         assert sink.is_ended is is_complete
         assert (error is None) is is_complete
         assert bench.owner.num_idle == 0
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\nhello",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nxx",
-        b"HTTP/1.1 200 OK\r\ncontent-length: +5\r\n\r\nhello",
-        b"HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\nhello",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 5, 5\r\n\r\nhello",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 0x5\r\n\r\nhello",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999999999\r\n\r\nhello",
-        b"HTTP/1.1 200 OK\r\nbad header\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nx: a\rb\r\n\r\n",
-        b"HTTP/1.1 200 OK\nx: y\n\n",
-        b"HTTP/1.1 2000 OK\r\n\r\n",
-        b"HTTP/1.1 abc OK\r\n\r\n",
-        b"HTTP/3.7 200 OK\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"SSH-2.0-OpenSSH_9.0\r\n",
-        b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
-    ],
-)
-async def test_bad_heads_are_refused(head: bytes) -> None:
-    """Conflicting or malformed framing is UpstreamProtocolError, and the connection is gone."""
-    bench = Bench()
-    bench.receive(head)
-    bench.end("fin")
-    sink, error = await bench.outcome()
-    assert isinstance(error, UpstreamProtocolError)
-    assert sink.data == []
-    assert bench.transport.was_aborted
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"zz\r\nhello\r\n0\r\n\r\n",
-        b"5\r\nhelloXX0\r\n\r\n",
-        b"-5\r\nhello\r\n0\r\n\r\n",
-        b"5\nhello\n0\n\n",
-        b"ffffffffffffffffff\r\nhello\r\n",
-    ],
-)
-async def test_bad_chunks_break_off(body: bytes) -> None:
-    """A framing error after the head is a truncation: what was good before it has been delivered."""
-    bench = Bench()
-    bench.receive(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\ngood\r\n", body)
-    sink, error = await bench.outcome()
-    assert isinstance(error, UpstreamTruncated)
-    assert sink.body.startswith(b"good")
-    assert not sink.is_ended
-    assert bench.transport.was_aborted
-
-
-async def test_head_limits() -> None:
-    """Too many or too large header fields are refused, in one read or in many."""
-    limits = UpstreamSettings(max_response_header_bytes=2_000, max_response_headers=20)
-    many = b"".join(b"x-%d: y\r\n" % i for i in range(30))
-    large = b"x: " + b"y" * 3_000 + b"\r\n"
-    for fields in (many, large):
-        head = b"HTTP/1.1 200 OK\r\n" + fields + b"\r\n"
-        for step in (1, 500, len(head)):
-            bench = Bench(limits)
-            bench.receive(*(head[start : start + step] for start in range(0, len(head), step)))
-            _, error = await bench.outcome()
-            assert isinstance(error, UpstreamProtocolError)
-            assert "max_response_header" in error.message
-
-
-@pytest.mark.parametrize(
-    ("start", "flood"),
-    [
-        (b"HTTP/1.1 200 OK\r\nx: ", b"y" * 10_000),
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 400),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;", b"y" * 10_000),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\ntrailer: ", b"y" * 10_000),
-    ],
-    ids=["header", "interim", "chunk extension", "trailer"],
-)
-async def test_endless_overhead_is_bounded(start: bytes, flood: bytes) -> None:
-    """Bytes that never become body end the exchange; memory does not grow with them."""
-    bench = Bench()
-    bench.receive(start)
-    for _ in range(100):
-        bench.receive(flood)
-    assert bench.transport.was_aborted
-    _, error = await bench.outcome()
-    assert error is not None
 
 
 async def test_surplus_bytes_prevent_reuse() -> None:
