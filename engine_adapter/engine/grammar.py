@@ -17,6 +17,9 @@ import torch
 
 from engine_adapter.engine.tokenizer import Tokenizer
 
+ANY_OBJECT = '{"type": "object"}'
+# Free white space lets a small model write blanks until its limit; the compact form always goes on.
+COMPACT = {"any_whitespace": False}
 MAX_SOURCE_CHARACTERS = 128 * 1024
 
 
@@ -84,12 +87,12 @@ class GrammarCompiler:
 
     def json_object(self) -> Grammar:
         """Any JSON object."""
-        return self._compile(lambda compiler: compiler.compile_json_schema('{"type": "object"}'))
+        return self._compile(lambda compiler: compiler.compile_json_schema(ANY_OBJECT, **COMPACT))
 
     def json_schema(self, schema: object) -> Grammar:
         """JSON that fits a schema."""
         text = _bounded(json.dumps(schema))
-        return self._compile(lambda compiler: compiler.compile_json_schema(text))
+        return self._compile(lambda compiler: compiler.compile_json_schema(text, **COMPACT))
 
     def regex(self, pattern: str) -> Grammar:
         """Text that matches a pattern as a whole."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from engine_adapter.server import information, kv_routes
+from engine_adapter.server import information, kv_routes, messages_api, responses_api
 from engine_adapter.server.chat import chat_completions
 from engine_adapter.server.completions import completions
 from engine_adapter.server.errors import ApiError, internal_error
@@ -36,6 +36,11 @@ def build_app(serving: Serving, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.
         [
             web.post("/v1/chat/completions", chat_completions),
             web.post("/v1/completions", completions),
+            web.post("/v1/messages", messages_api.messages),
+            web.post("/v1/messages/count_tokens", messages_api.count_tokens),
+            web.post("/v1/responses", responses_api.create),
+            web.get("/v1/responses/{response_id}", responses_api.retrieve),
+            web.delete("/v1/responses/{response_id}", responses_api.delete),
             web.get("/v1/models", information.models),
             web.get("/v1/models/{model:.+}", information.model),
             web.post("/tokenize", information.tokenize),
@@ -69,14 +74,14 @@ async def _every_answer(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except ApiError as error:
-        return _error_response(error)
+        return _error_response(request, error)
     except web.HTTPException as error:
-        return _error_response(_from_framework(request, error))
+        return _error_response(request, _from_framework(request, error))
     except ConnectionError:  # the client went away while we wrote
         raise
     except Exception:  # the request boundary: a bug of ours must not leak its details
         logger.exception("request_failed")
-        return _error_response(internal_error())
+        return _error_response(request, internal_error())
     finally:
         serving.leave()
 
@@ -87,9 +92,12 @@ async def _echo_request_id(request: web.Request, response: web.StreamResponse) -
     response.headers["X-Request-Id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
-def _error_response(error: ApiError) -> web.Response:
+def _error_response(request: web.Request, error: ApiError) -> web.Response:
     return web.Response(
-        body=error.body(), status=error.status, headers=error.headers, content_type="application/json"
+        body=error.body(request.path),
+        status=error.status,
+        headers=error.headers,
+        content_type="application/json",
     )
 
 

@@ -1,8 +1,7 @@
 """What may go wrong with a request, as OpenAI's clients expect to read it.
 
 Decides status, type and code of each refusal. Everything that a handler raises on purpose is an `ApiError`;
-all others are bugs and become a 500 that says nothing. It does not know which dialect the caller speaks:
-the Messages API wraps the same facts in its own envelope.
+all others are bugs and become a 500 that says nothing. The path tells which dialect the caller speaks.
 """
 
 from __future__ import annotations
@@ -11,6 +10,13 @@ import math
 from collections.abc import Mapping
 
 import msgspec
+
+ANTHROPIC_TYPES = {
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -34,8 +40,13 @@ class ApiError(Exception):
         self.param = param
         self.headers = dict(headers or {})
 
-    def body(self) -> bytes:
-        """OpenAI's error object."""
+    def body(self, path: str) -> bytes:
+        """The error object in the dialect of the path: OpenAI's, or Anthropic's for its Messages API."""
+        if path.startswith("/v1/messages"):
+            kind = ANTHROPIC_TYPES.get(
+                self.status, "invalid_request_error" if self.status < 500 else "api_error"
+            )
+            return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
         error = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 

@@ -46,7 +46,8 @@ async def send_stream(request: web.Request, events: AsyncIterator[bytes]) -> web
     except ApiError as error:
         if not response.prepared:
             raise
-        await response.write(b"data: " + error.body() + b"\n\n")
+        name = b"event: error\n" if request.path.startswith("/v1/messages") else b""
+        await response.write(name + b"data: " + error.body(request.path) + b"\n\n")
         _cut(request)
         return response
     await response.write_eof()

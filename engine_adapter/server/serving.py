@@ -20,6 +20,7 @@ from engine_adapter.engine.grammar import GrammarCompiler
 from engine_adapter.engine.kv_event_publisher import KVEventPublisher
 from engine_adapter.engine.tokenizer import Tokenizer
 from engine_adapter.server.errors import model_not_found, overloaded
+from engine_adapter.server.response_store import ResponseStore
 from engine_adapter.server.sampling_options import SamplingLimits
 from engine_adapter.worker_metrics import WorkerMetrics
 
@@ -44,6 +45,7 @@ class ServingContext:
     metrics: WorkerMetrics
     max_queue_s: float
     kv_events: KVEventPublisher | None = None
+    responses: ResponseStore = field(default_factory=ResponseStore)
     created_wall_s: int = field(default_factory=lambda: int(time.time()))
 
     @property
