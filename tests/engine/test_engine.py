@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 
@@ -219,6 +220,7 @@ def test_thousand_mixed_requests_on_a_tiny_pool() -> None:
     """Shared prefixes, priorities, tenants, guesses and random aborts: no leak, no hang, all add up."""
     chance = random.Random(1)
     engine = tiny_engine(
+        dataclasses.replace(TINY, num_hidden_layers=1),
         num_kv_blocks=18,
         max_num_sequences=6,
         max_batch_tokens=24,

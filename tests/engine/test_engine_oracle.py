@@ -75,29 +75,30 @@ def test_corrupted_cached_block_changes_the_text(expected: dict[tuple[int, int],
     assert generate(engine, prompt_with(16, 19), NUM_OUTPUT_TOKENS) != expected[16, 19]
 
 
-@pytest.mark.parametrize("max_batch_tokens", [32, 512], ids=["chunked", "whole"])
-def test_cold_then_warm_equal_no_cache(
-    expected: dict[tuple[int, int], list[int]], max_batch_tokens: int
-) -> None:
+def test_cold_then_warm_equal_no_cache(expected: dict[tuple[int, int], list[int]]) -> None:
     """Cold, warm and fully warm runs give the reference text, and reuse exactly the full shared blocks."""
-    settings = {"max_batch_tokens": max_batch_tokens, "num_kv_blocks": 512}
-    for case in CASES:
-        engine = SHARED_ENGINES.setdefault(max_batch_tokens, tiny_engine(**settings))
-        salt = f"{case}"
+    check_cold_then_warm(expected, CASES, tiny_engine(num_kv_blocks=2048))
+
+
+def test_chunks_across_block_borders_equal_no_cache(expected: dict[tuple[int, int], list[int]]) -> None:
+    """The same with prompts worked off five tokens at a time, so that chunks end inside blocks."""
+    engine = tiny_engine(num_kv_blocks=2048, max_batch_tokens=5, max_num_sequences=5)
+    check_cold_then_warm(expected, CASES[::3], engine)
+
+
+def check_cold_then_warm(
+    expected: dict[tuple[int, int], list[int]], cases: list[tuple[int, int]], engine: LLMEngine
+) -> None:
+    """Run each case under a salt of its own: after COMMON, and then once more."""
+    for case in cases:
+        salt, prompt = f"{case}", prompt_with(*case)
         generate(engine, COMMON, NUM_OUTPUT_TOKENS, cache_salt=salt)
-        request = greedy_request("warm", prompt_with(*case), NUM_OUTPUT_TOKENS, cache_salt=salt)
-        outputs = run_all(engine, [request])["warm"]
-        assert tokens_of(outputs) == expected[case]
-        assert outputs[-1].num_cached_tokens == reusable_tokens(*case)
-        again = run_all(
-            engine, [greedy_request("again", prompt_with(*case), NUM_OUTPUT_TOKENS, cache_salt=salt)]
-        )
-        assert tokens_of(again["again"]) == expected[case]
-        assert again["again"][-1].num_cached_tokens == (case[1] - 1) // BLOCK_SIZE * BLOCK_SIZE
-        engine.verify()
-
-
-SHARED_ENGINES: dict[int, LLMEngine] = {}
+        for reused in (reusable_tokens(*case), reusable_tokens(case[1], case[1])):
+            request = greedy_request("r", prompt, NUM_OUTPUT_TOKENS, cache_salt=salt)
+            outputs = run_all(engine, [request])["r"]
+            assert tokens_of(outputs) == expected[case]
+            assert outputs[-1].num_cached_tokens == reused
+    engine.verify()
 
 
 def test_after_partial_eviction_equals_no_cache(expected: dict[tuple[int, int], list[int]]) -> None:
