@@ -46,6 +46,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 PROBE_DELAYS_S = (0.0, 0.01, 0.05, 0.25, 1.0)
 IDLE_AFTER_FIN_S = 0.05
 
+# How many clients beyond the limit may linger; half of the descriptors that `server` keeps in reserve.
+NUM_TURNED_AWAY_GENTLY = 32
+
 
 class Relay(Protocol):
     """The answer under way on this connection, as far as the connection needs it."""
@@ -213,13 +216,22 @@ class ClientConnection(web.RequestHandler):
         return RefusalResponse(refusal, self._settings.linger_s)
 
     def _turn_away(self) -> None:
-        """Say why there is no place, while there is a descriptor left to say it with."""
+        """Say why there is no place, while there is a descriptor left to say it with.
+
+        A few at a time may send their request before the connection ends, so that they can read the answer.
+        """
         if self._on_refusal is not None:
             self._on_refusal(TOO_MANY_CONNECTIONS)
         self._is_refusing = True
         assert self.transport is not None
         self.transport.write(TOO_MANY_CONNECTIONS.encode())
-        self.transport.close()
+        if self._open.count > self._open.limit + NUM_TURNED_AWAY_GENTLY:
+            self.transport.close()
+        else:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            loop = asyncio.get_running_loop()
+            self._half_closed_timer = loop.call_later(self._settings.linger_s, self._close_when_idle)
 
     # -- half-closed clients
 

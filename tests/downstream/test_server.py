@@ -240,6 +240,29 @@ def _options(sock: socket.socket) -> tuple[int, int]:
     return nodelay, sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
 
+async def test_client_without_a_place_is_told(backend: FakeBackend) -> None:
+    """One connection more than `max_connections` gets 503 in JSON, also when it sends its request at once and
+    in many pieces; a place that becomes free serves the next."""
+    settings = DownstreamSettings(max_connections=1)
+    async with RelayServer(backend.base_url, downstream=settings) as server:
+        async with RawClient(server.port) as first:
+            await first.send(post("/", b"{}"))
+            assert (await first.read_response()).status == 200
+            async with RawClient(server.port) as second:
+                second.writer.write(post("/", b"x" * 1_000_000))
+                response = await second.read_response()
+                assert (response.status, response.header("retry-after")) == (503, "1")
+                assert json.loads(response.body)["error"]["code"] == "overloaded"
+            await first.send(post("/", b"{}"))
+            assert (await first.read_response()).status == 200
+        while server.connections:
+            await asyncio.sleep(0)
+        async with RawClient(server.port) as third:
+            await third.send(post("/", b"{}"))
+            assert (await third.read_response()).status == 200
+    assert [refusal.status for refusal in server.refusals] == [503]
+
+
 async def test_shutdown_waits_for_nobody_idle(backend: FakeBackend) -> None:
     """Stopping the server with an idle connection and a hanging request ends both and leaks nothing."""
     backend.script(hang())
