@@ -60,7 +60,7 @@ class Gateway:
         self.router = Router(config.routing)
         self.fleet = Fleet(config.health, on_view=self._on_view, on_change=self._on_change, clock=clock)
         self.sessions = open_store(config.sessions, clock=clock, environ=environ)
-        self.operator = Operator(self.fleet, open_order_board(self.sessions, clock=clock), clock=clock)
+        self.operator = Operator(self.fleet, open_order_board(self.sessions), clock=clock)
         self.replica_link = ReplicaLink(
             self.router, open_load_board(self.sessions, clock=clock), self.operator, clock=clock
         )

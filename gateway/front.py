@@ -23,7 +23,7 @@ from gateway.turn import Turn
 from gateway.values import Api
 from gateway.wire.error_bodies import error_response
 from gateway.wire.headers import clean_request_id
-from gateway.wire.routes import Route, RouteTable
+from gateway.wire.routes import Route, RouteTable, dialect_of
 
 _encode = msgspec.json.encode
 _JSON = "application/json"
@@ -60,7 +60,7 @@ class Front:
         if local is not None and request.method in ("GET", "HEAD"):
             return local(request)
         request_id = clean_request_id(request.headers.get("x-request-id")) or _new_request_id()
-        api = Api.OTHER
+        api = dialect_of(request.raw_path)
         try:
             route = self._routes.match(request.method, request.raw_path)
             api = route.api

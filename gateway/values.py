@@ -3,6 +3,9 @@
 Every value here is immutable and knows no I/O. Pure code (`routing`, `wire`) speaks only in these;
 the shell (`proxy`, `fleet`, `sessions`, `upstream`) turns sockets, clocks and stores into them.
 Times are seconds on a monotonic clock unless a name says `wall`.
+
+What is built on every request is a `msgspec.Struct` (a frozen dataclass costs ten times as much to build, and
+these hold no cycles, so the collector need not track them); the rest are frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
+
+import msgspec
 
 BackendId = NewType("BackendId", str)
 """Name of one addressable engine instance, unique in the fleet, `[A-Za-z0-9._-]{1,64}`."""
@@ -24,6 +29,8 @@ PromptKey = NewType("PromptKey", str)
 
 class Api(enum.Enum):
     """The API dialect and operation of one request path; decides parsing and error shape."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is Python code, on the hot path
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -88,16 +95,14 @@ class BackendState(enum.Enum):
         return self not in (BackendState.DOWN, BackendState.REMOVED, BackendState.JOINING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One message (or the system block, or the tool list) of a prompt, reduced to what routing needs."""
 
     chain_hash: int  # 64-bit hash chained over all that comes before, so equal hash = equal prefix
     num_bytes: int  # size of this message's text, for token estimates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFacts:
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that routing knows of one request. Parsed once, in `wire`; holds no prompt text."""
 
     api: Api
@@ -142,8 +147,7 @@ class FleetView:
         return self.backends.get(backend_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
+class Binding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Session → backend, as the session store keeps it.
 
     `version` orders the homes of one session: it grows at each claim and rebind, never at a renewal, so
@@ -159,8 +163,7 @@ class Binding:
     num_turns: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One backend as weighed by a policy; lower price is better. Shown by explain."""
 
     backend_id: BackendId
@@ -171,8 +174,7 @@ class Candidate:
     prefill_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where a request goes and why. `ranked` is what fail-over walks, best first, chosen included."""
 
     backend_id: BackendId
@@ -185,8 +187,7 @@ class Decision:
     policy: str = "homing"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Token counts reported by the engine; `None` means the engine did not say."""
 
     prompt_tokens: int | None = None

@@ -7,7 +7,7 @@ id, which is hashed here and never stored, echoed or logged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -259,7 +259,7 @@ class AdminApi:
         held = await self._parts.sessions.rebind(
             key, binding.version, backend.backend_id, backend.epoch, binding.context_tokens
         )
-        return _json(describe_binding(key, held or replace(binding)))
+        return _json(describe_binding(key, held or binding))
 
     # -- decisions
 

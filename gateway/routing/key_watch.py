@@ -18,10 +18,10 @@ Invariant: bounded memory, O(1) per request, no clock. It judges only keys that 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.values import KeySource, RequestFacts, SessionKey
 

@@ -28,8 +28,8 @@ def open_load_board(store: SessionStore, *, clock: Callable[[], float]) -> LoadB
     return MemoryLoadBoard()
 
 
-def open_order_board(store: SessionStore, *, clock: Callable[[], float]) -> OrderBoard:
+def open_order_board(store: SessionStore) -> OrderBoard:
     """The board of operators' orders; it uses the store's connections and lives as long."""
     if isinstance(store, RedisStore):
-        return RedisOrderBoard(store.link, clock=clock)
+        return RedisOrderBoard(store.link)
     return MemoryOrderBoard()

@@ -8,8 +8,7 @@ knew, and an order given meanwhile holds on the replica that took it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -51,8 +50,8 @@ class MemoryOrderBoard:
 class RedisOrderBoard:
     """The orders in Redis, over the store's link."""
 
-    def __init__(self, link: RedisLink, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._link, self._clock = link, clock
+    def __init__(self, link: RedisLink) -> None:
+        self._link = link
         self._decode = msgspec.json.Decoder(Order).decode
 
     async def put(self, backend_id: BackendId, order: Order | None) -> None:
@@ -80,6 +79,6 @@ class RedisOrderBoard:
             return await self._link.command(*command)
 
         try:
-            return await self._link.ask(0, operation, self._clock() + self._link.patience_s)
+            return await self._link.ask_patiently(0, operation)
         except Unavailable:
             return None

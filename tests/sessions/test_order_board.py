@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from fakes.redis_server import RedisProcess
 from redis.asyncio import Redis
@@ -28,7 +26,7 @@ async def test_alone_there_is_nothing_to_learn() -> None:
 async def test_orders_reach_the_other_replica(shared_redis: RedisProcess, redis: Redis) -> None:
     """What one replica puts another reads, until it is taken back; malformed orders are left out."""
     stores = [RedisStore(RedisSettings(url=shared_redis.url, budget_ms=1000), environ={}) for _ in range(2)]
-    one, two = (open_order_board(store, clock=time.monotonic) for store in stores)
+    one, two = (open_order_board(store) for store in stores)
     await one.put(A, Order(wants="draining", deadline_wall_s=5.0))
     await one.put(B, Order(weight=2.0))
     for value in ("", "{", '{"wants":"explode"}', "[]"):
@@ -43,7 +41,7 @@ async def test_orders_reach_the_other_replica(shared_redis: RedisProcess, redis:
 async def test_orders_cannot_be_known_with_redis_away() -> None:
     """With nobody listening, putting raises nothing and reading answers None."""
     store = RedisStore(RedisSettings(url="redis://127.0.0.1:1/0"), environ={})
-    board = open_order_board(store, clock=time.monotonic)
+    board = open_order_board(store)
     await board.put(A, Order(wants="cordoned"))
     assert await board.read() is None
     await store.close()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from fakes.redis_server import RedisProcess
 from hypothesis import HealthCheck, settings
@@ -113,7 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.settle())
         held = self.living(key)
         if held is not None and held.version == binding.version:
-            self.table[key] = replace(
+            self.table[key] = msgspec.structs.replace(
                 held,
                 context_tokens=tokens,
                 num_turns=max(held.num_turns, turns),
