@@ -39,7 +39,7 @@ class EngineSpeed:
 
 @dataclass(slots=True)
 class Engine:
-    """State of one engine; `life` grows when it dies, so that its old events can be told apart."""
+    """State of one engine; `life` grows when it dies: its cache begins anew."""
 
     name: str
     slot: int

@@ -54,29 +54,36 @@ class Scenario:
 
 
 _CHAT_CACHES = {"small": 250_000, "medium": 1_000_000, "large": 4_000_000}
-_TEXT_CACHES = {"small": 500_000, "medium": 2_000_000, "large": 8_000_000}
+TEXT_CACHES = {"small": 500_000, "medium": 2_000_000, "large": 8_000_000}
 _AGENT_CACHES = {"small": 1_000_000, "medium": 3_000_000, "large": 10_000_000}
 
 
 def make_scenario(name: str, num_engines: int, traces: Path) -> Scenario:
     """Build a named scenario. Raises FileNotFoundError if its trace slice is not in `traces`."""
     builders: dict[str, Callable[[], tuple[Trace, float, dict[str, int]]]] = {
-        "conversation": lambda: (_conversation(traces, num_engines), 180.0, _TEXT_CACHES),
+        "conversation": lambda: (_conversation(traces, num_engines), 180.0, TEXT_CACHES),
         "agent": lambda: (_agent(traces, num_engines), 400.0, _AGENT_CACHES),
         "chat": lambda: (workloads.chat(200 * num_engines, 1000.0), 300.0, _CHAT_CACHES),
-        "documents": lambda: (workloads.documents(300 * num_engines, 1000.0), 200.0, _TEXT_CACHES),
-        "apps": lambda: (workloads.apps(500 * num_engines, 850.0), 250.0, _TEXT_CACHES),
+        "documents": lambda: (workloads.documents(300 * num_engines, 1000.0), 200.0, TEXT_CACHES),
+        "apps": lambda: (workloads.apps(500 * num_engines, 850.0), 250.0, TEXT_CACHES),
     }
     if name not in builders:
         raise ValueError(f"unknown scenario {name!r}: one of {', '.join(builders)}")
     trace, warm_up_s, caches = builders[name]()
+    return scenario_of(trace, num_engines, warm_up_s=warm_up_s, cache_tokens=caches)
+
+
+def scenario_of(
+    trace: Trace, num_engines: int, *, warm_up_s: float, cache_tokens: dict[str, int]
+) -> Scenario:
+    """Make a scenario of any trace."""
     return Scenario(
-        name=name,
+        name=trace.name,
         trace=trace,
         facts=facts_of(trace),
         num_engines=num_engines,
         warm_up_s=warm_up_s,
-        cache_tokens=caches,
+        cache_tokens=cache_tokens,
     )
 
 

@@ -165,6 +165,7 @@ class Simulation:
         tables = 1 if plan.replicas.shares_bindings else plan.replicas.count
         self._bindings: list[dict[SessionKey, Binding]] = [{} for _ in range(tables)]
         self._pending: dict[int, _Pending] = {}
+        self._attempts = [0] * len(self._turns)
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._sequence = 0
         self._generation = 0
@@ -184,7 +185,7 @@ class Simulation:
             self._push(self.plan.replicas.scrape_s, _SCRAPE, 0)
         self._publish()
         while self._heap:
-            self._now_s, _, kind, index, life = heapq.heappop(self._heap)
+            self._now_s, _, kind, index, attempt = heapq.heappop(self._heap)
             if kind == _ARRIVE:
                 if self._now_s <= self.plan.horizon_s:
                     self._arrive(index)
@@ -192,16 +193,16 @@ class Simulation:
                 self._change_fleet(self.plan.events[index])
             elif kind == _SCRAPE:
                 self._scrape()
-            elif self._engines[self.result.outcomes[index].engine].life == life:
+            elif self._attempts[index] == attempt:  # else its engine died meanwhile
                 if kind == _PREFILLED:
                     self._prefilled(index)
                 else:
                     self._done(index)
         return self.result
 
-    def _push(self, at_s: float, kind: int, index: int, life: int = 0) -> None:
+    def _push(self, at_s: float, kind: int, index: int, attempt: int = 0) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, (at_s, self._sequence, kind, index, life))
+        heapq.heappush(self._heap, (at_s, self._sequence, kind, index, attempt))
 
     def _arrive(self, index: int) -> None:
         outcome, facts = self.result.outcomes[index], self._facts[index]
@@ -272,7 +273,7 @@ class Simulation:
             engine.running += 1
             engine.kv_tokens += need
             engine.prefilling = index
-            self._push(self._now_s + work_s, _PREFILLED, index, engine.life)
+            self._push(self._now_s + work_s, _PREFILLED, index, self._attempts[index])
 
     def _prefilled(self, index: int) -> None:
         outcome, turn = self.result.outcomes[index], self._turns[index]
@@ -283,7 +284,7 @@ class Simulation:
         pending.prefill_done = True
         pending.router.first_token(pending.reservation, self._now_s)
         decode_s = self.plan.speed.decode_of(turn.answer_tokens, engine.running)
-        self._push(self._now_s + decode_s, _DONE, index, engine.life)
+        self._push(self._now_s + decode_s, _DONE, index, self._attempts[index])
         self._start(engine)
 
     def _done(self, index: int) -> None:
@@ -342,6 +343,7 @@ class Simulation:
     def _lose(self, index: int) -> None:
         """A request whose engine died: retried if nothing was sent yet, else broken."""
         pending = self._pending.pop(index)
+        self._attempts[index] += 1
         pending.router.release(pending.reservation, self._now_s, None, completed=False)
         if pending.prefill_done:
             self.result.broken += 1

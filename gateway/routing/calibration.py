@@ -11,8 +11,9 @@ taken. Not a mean of ratios: answers come in batches, where one seems slow and t
 all, and short prompts would decide alone. A noisy a is worse than a wrong one: a backend believed fast
 is flooded.
 
-A backend leans on the fleet's mean until it has shown its own speed: engines of one fleet are mostly
-alike, and a new one must not be priced by a default that its peers have long refuted.
+A backend is taken for as fast as the fleet's mean until it has clearly shown otherwise, and the mean is
+told to all at once. Without that the backend that was measured first looks faster than those that still
+stand at a pessimistic default, gets all new sessions, and the others are never measured.
 
 Invariant: a stays positive and within 1/1000 and 1000 × of its default, whatever is observed. It knows
 no clock and no queue: callers say how long the prefill itself took.
@@ -24,9 +25,9 @@ from gateway.routing.settings import RoutingSettings
 
 _FORGET = 0.98  # weight of the past per answer of one backend: about 50 are remembered
 _FLEET_FORGET = 0.99  # the same for the fleet as a whole
-_LEAN_ANSWERS = 10.0  # the fleet's mean counts as this many answers of a backend's own
-_SPREAD = 0.05  # the young are told when the fleet's mean has changed by this share
-_PRIOR_ANSWERS = 1.0  # the configured default counts as this many answers of the fleet
+_LEAN_ANSWERS = 10.0  # "as fast as the mean" counts as this many answers of a backend's own
+_ALIKE = 1.25  # backends within this factor of the mean are noise, not different hardware
+_SPREAD = 0.05  # the fleet's mean is told to its backends when it has changed by this share
 _BYTES_FORGET = 0.95
 
 
@@ -36,9 +37,9 @@ class PrefillModel:
     __slots__ = (
         "_attention",
         "_default_s_per_token",
-        "expected_s",
         "fixed_s",
         "num_answers",
+        "predicted_s",
         "s_attention",
         "s_per_token",
         "scale",
@@ -49,7 +50,7 @@ class PrefillModel:
         self.fixed_s = settings.prefill_fixed_s
         self._default_s_per_token = 1.0 / settings.prefill_tokens_per_s
         self._attention = settings.attention_per_token
-        self.expected_s = self.taken_s = self.num_answers = 0.0
+        self.predicted_s = self.taken_s = self.num_answers = 0.0
         self.set_scale(1.0)
 
     def set_scale(self, scale: float) -> None:
@@ -73,18 +74,13 @@ class PrefillModel:
 class CostBook:
     """The prefill costs of all backends, by slot, learned together."""
 
-    __slots__ = ("_expected_s", "_num_answers", "_settings", "_spread_scale", "_taken_s", "_young", "models")
+    __slots__ = ("_expected_s", "_settings", "_taken_s", "fleet_scale", "models")
 
     def __init__(self, settings: RoutingSettings) -> None:
         self._settings = settings
-        self._expected_s = self._taken_s = self._num_answers = 0.0
-        self._spread_scale = 1.0  # the fleet's mean that young backends follow, as last told to them
-        self._young: set[int] = set()  # backends with few answers: they follow the fleet's mean
+        self._expected_s = self._taken_s = 0.0
+        self.fleet_scale = 1.0  # the mean as last told to all
         self.models: list[PrefillModel] = []
-
-    @property
-    def fleet_scale(self) -> float:
-        return self._taken_s / self._expected_s if self._expected_s else 1.0
 
     def open_slot(self, slot: int) -> None:
         """Start a backend at the fleet's mean. Changes the book."""
@@ -92,7 +88,6 @@ class CostBook:
             self.models.append(PrefillModel(self._settings))
         self.models[slot] = PrefillModel(self._settings)
         self.models[slot].set_scale(self.fleet_scale)
-        self._young.add(slot)
 
     def observe(self, slot: int, uncached_tokens: float, cached_tokens: float, taken_s: float) -> None:
         """Learn from one answer whose prefill took `taken_s`. Changes the book."""
@@ -101,27 +96,27 @@ class CostBook:
         if expected_s <= 0:
             return
         taken_s = max(0.0, taken_s - model.fixed_s)
-        if not self._num_answers:
-            self._expected_s = self._taken_s = expected_s * _PRIOR_ANSWERS
-            self._num_answers = _PRIOR_ANSWERS
         self._expected_s = self._expected_s * _FLEET_FORGET + expected_s
         self._taken_s = self._taken_s * _FLEET_FORGET + taken_s
-        self._num_answers = self._num_answers * _FLEET_FORGET + 1.0
-        model.expected_s = model.expected_s * _FORGET + expected_s
+        mean = max(0.001, self._taken_s / self._expected_s)
+        model.predicted_s = model.predicted_s * _FORGET + expected_s * mean
         model.taken_s = model.taken_s * _FORGET + taken_s
         model.num_answers = model.num_answers * _FORGET + 1.0
-        if model.num_answers > _LEAN_ANSWERS:
-            self._young.discard(slot)
-        self._settle(model)
-        if self._young and abs(self.fleet_scale - self._spread_scale) > _SPREAD * self._spread_scale:
-            self._spread_scale = self.fleet_scale
-            for young in self._young:
-                self._settle(self.models[young])
+        if abs(mean - self.fleet_scale) > _SPREAD * self.fleet_scale:
+            self.fleet_scale = mean
+            for each in self.models:
+                each.set_scale(mean * _ratio(each))
+        else:
+            model.set_scale(self.fleet_scale * _ratio(model))
 
-    def _settle(self, model: PrefillModel) -> None:
-        """Weigh a backend's own answers with the fleet's mean."""
-        lean_s = _LEAN_ANSWERS * self._expected_s / self._num_answers
-        model.set_scale((model.taken_s + lean_s * self.fleet_scale) / (model.expected_s + lean_s))
+
+def _ratio(model: PrefillModel) -> float:
+    """Return how many times slower than the fleet's mean this backend is, 1 unless clearly so."""
+    if not model.num_answers:
+        return 1.0
+    lean_s = _LEAN_ANSWERS * model.predicted_s / model.num_answers
+    ratio = (model.taken_s + lean_s) / (model.predicted_s + lean_s) if model.predicted_s else 1.0
+    return 1.0 if 1.0 / _ALIKE < ratio < _ALIKE else ratio
 
 
 class TokenRatio:

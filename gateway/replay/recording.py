@@ -1,0 +1,166 @@
+"""Record what a router was told and what it decided; play it back and compare, bit for bit.
+
+One JSON object a line: first the settings, then each event with its time. Floats survive JSON exactly, so
+equality is equality of values, not "close enough". A recording holds hashes and sizes, never prompt text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from gateway.errors import GatewayError
+from gateway.routing.reservation import Reservation
+from gateway.routing.router import Router
+from gateway.routing.settings import RoutingSettings
+from gateway.values import BackendId, Binding, Decision, FleetView, RequestFacts, Usage
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of a recording; which fields are set depends on `event`."""
+
+    event: str  # settings | view | decide | reserve | first_token | release | load
+    now_s: float = 0.0
+    settings: RoutingSettings | None = None
+    view: FleetView | None = None
+    facts: RequestFacts | None = None
+    binding: Binding | None = None
+    excluded: list[BackendId] = []
+    by_ring: bool = False
+    decision: Decision | None = None  # what was decided; None: an error
+    error: str | None = None  # its code
+    number: int = 0  # of the reservation
+    usage: Usage | None = None
+    completed: bool = False
+    backend_id: BackendId | None = None
+    load: tuple[int, int, float] | None = None  # running, waiting, KV usage
+
+
+class Recorder:
+    """Stands before a router with the same calls and writes each of them down."""
+
+    def __init__(self, settings: RoutingSettings) -> None:
+        self.router = Router(settings)
+        self.lines: list[bytes] = []
+        self._numbers: dict[Reservation, int] = {}
+        self._next_number = 0
+        self._write(Entry(event="settings", settings=settings))
+
+    def _write(self, entry: Entry) -> None:
+        self.lines.append(msgspec.json.encode(entry))
+
+    def observe_view(self, view: FleetView, now_s: float) -> None:
+        self.router.observe_view(view, now_s)
+        self._write(Entry(event="view", now_s=now_s, view=view))
+
+    def observe_load(
+        self, backend_id: BackendId, *, num_running: int, num_waiting: int, kv_usage: float, now_s: float
+    ) -> None:
+        self.router.observe_load(
+            backend_id, num_running=num_running, num_waiting=num_waiting, kv_usage=kv_usage, now_s=now_s
+        )
+        load = (num_running, num_waiting, kv_usage)
+        self._write(Entry(event="load", now_s=now_s, backend_id=backend_id, load=load))
+
+    def decide(
+        self,
+        facts: RequestFacts,
+        binding: Binding | None,
+        now_s: float,
+        *,
+        excluded: frozenset[BackendId] = frozenset(),
+        by_ring: bool = False,
+    ) -> Decision:
+        asked = Entry(
+            event="decide",
+            now_s=now_s,
+            facts=facts,
+            binding=binding,
+            excluded=sorted(excluded),
+            by_ring=by_ring,
+        )
+        try:
+            decision = self.router.decide(facts, binding, now_s, excluded=excluded, by_ring=by_ring)
+        except GatewayError as error:
+            self._write(msgspec.structs.replace(asked, error=error.code))
+            raise
+        self._write(msgspec.structs.replace(asked, decision=decision))
+        return decision
+
+    def reserve(self, facts: RequestFacts, decision: Decision, now_s: float) -> Reservation:
+        reservation = self.router.reserve(facts, decision, now_s)
+        number = self._numbers[reservation] = self._next_number
+        self._next_number += 1
+        self._write(Entry(event="reserve", now_s=now_s, facts=facts, decision=decision, number=number))
+        return reservation
+
+    def first_token(self, reservation: Reservation, now_s: float) -> None:
+        self.router.first_token(reservation, now_s)
+        self._write(Entry(event="first_token", now_s=now_s, number=self._numbers[reservation]))
+
+    def release(self, reservation: Reservation, now_s: float, usage: Usage | None, completed: bool) -> None:
+        self.router.release(reservation, now_s, usage, completed)
+        number = self._numbers.pop(reservation)
+        self._write(Entry(event="release", now_s=now_s, number=number, usage=usage, completed=completed))
+
+
+class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision that came out differently."""
+
+    line: int
+    recorded: Decision | str | None
+    replayed: Decision | str
+
+
+def replay(lines: Iterable[bytes]) -> Iterator[Mismatch]:
+    """Play a recording into a new router and yield every decision that differs. Raises ValueError."""
+    decoder = msgspec.json.Decoder(Entry)
+    router: Router | None = None
+    held: dict[int, Reservation] = {}
+    for number, line in enumerate(lines, start=1):
+        entry = decoder.decode(line)
+        if entry.settings is not None:
+            router = Router(entry.settings)
+            continue
+        if router is None:
+            raise ValueError(f"line {number}: a recording begins with its settings")
+        if entry.event == "decide":
+            replayed = _decide(router, entry)
+            recorded = entry.decision or entry.error
+            if replayed != recorded:
+                yield Mismatch(line=number, recorded=recorded, replayed=replayed)
+        else:
+            _apply(router, entry, held)
+
+
+def _decide(router: Router, entry: Entry) -> Decision | str:
+    assert entry.facts is not None
+    try:
+        excluded = frozenset(entry.excluded)
+        return router.decide(
+            entry.facts, entry.binding, entry.now_s, excluded=excluded, by_ring=entry.by_ring
+        )
+    except GatewayError as error:
+        return error.code
+
+
+def _apply(router: Router, entry: Entry, held: dict[int, Reservation]) -> None:
+    """Tell the router one event that is not a question."""
+    if entry.view is not None:
+        router.observe_view(entry.view, entry.now_s)
+    elif entry.load is not None and entry.backend_id is not None:
+        running, waiting, usage = entry.load
+        router.observe_load(
+            entry.backend_id, num_running=running, num_waiting=waiting, kv_usage=usage, now_s=entry.now_s
+        )
+    elif entry.event == "reserve":
+        assert entry.facts is not None
+        assert entry.decision is not None
+        held[entry.number] = router.reserve(entry.facts, entry.decision, entry.now_s)
+    elif entry.event == "first_token":
+        router.first_token(held[entry.number], entry.now_s)
+    elif entry.event == "release":
+        router.release(held.pop(entry.number), entry.now_s, entry.usage, entry.completed)
+    else:
+        raise ValueError(f"unknown event {entry.event!r}")
