@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import sys
 from pathlib import Path
 
 from engine_adapter.engine.engine_config import DTYPES, EngineConfig
 from engine_adapter.engine.kv_event_publisher import KVEventConfig
 from engine_adapter.engine.model_store import DEFAULT_MODEL_ID
+from engine_adapter.server.app import MAX_BODY_BYTES
 from engine_adapter.server.startup import ServerConfig, StartupFailed, run_server
 from paged_kv.layout import KVDtype
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b?|b)?", re.IGNORECASE)
-_EXPONENT = {"k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,14 +32,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
 
-def parse_size(text: str) -> int:
-    """Bytes of "512MiB", "2g" or "1000000"; units are powers of 1024."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512MiB or 2GiB")
-    return int(float(match[1]) * 2 ** _EXPONENT.get((match[2] or "").lower(), 0))
-
-
 def _parser() -> argparse.ArgumentParser:
     defaults = EngineConfig()
     parser = argparse.ArgumentParser(
@@ -56,7 +45,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", help=f"Hugging Face directory or .gguf file (default: {DEFAULT_MODEL_ID}, fetched once)")
     add("--served-model-name", nargs="+", help="names that requests may use (default: from --model)")
     add("--dtype", default="auto", choices=["auto", *DTYPES], help="of weights and activations")
-    add("--kv-memory", type=parse_size, default="1GiB", help="memory for the KV cache")
+    add(
+        "--kv-memory",
+        default="1GiB",
+        help="memory for the KV cache: a size, or a share (0.9) of what is free",
+    )
     add("--num-kv-blocks", type=int, help="number of KV blocks, instead of --kv-memory")
     add("--kv-dtype", default="auto", choices=["auto", *(kind.value for kind in KVDtype)])
     add("--block-size", type=int, default=defaults.block_size, help="tokens per KV block")
@@ -89,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=defaults.num_threads, help="torch threads")
     add("--device", default="cpu")
     add("--attention-backend", default=defaults.attention_backend)
-    add("--max-body", type=parse_size, default="64MiB", help="largest request body")
+    add("--max-body-bytes", type=int, default=MAX_BODY_BYTES, help="largest request body")
     add("--drain-timeout", type=float, default=30.0, help="seconds for running requests after SIGTERM")
     add("--die-with-parent", action="store_true", help="end when the parent process ends (Linux)")
     return parser
@@ -103,14 +96,14 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         model_names=tuple(options.served_model_name or [_name_of(options.model)]),
         drain_timeout_s=options.drain_timeout,
         max_queue_s=options.max_queue_seconds,
-        max_body_bytes=options.max_body,
+        max_body_bytes=options.max_body_bytes,
         dies_with_parent=options.die_with_parent,
+        kv_memory=options.kv_memory,
         kv_events=_kv_events(options),
         engine=EngineConfig(
             dtype=options.dtype,
             kv_dtype=options.kv_dtype,
             block_size=options.block_size,
-            kv_memory_bytes=options.kv_memory,
             num_kv_blocks=options.num_kv_blocks,
             max_model_len=options.max_model_len,
             max_batch_tokens=options.max_batch_tokens,

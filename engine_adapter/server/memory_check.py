@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 RESERVE_BYTES = 256 * 2**20  # interpreter, torch and activations of one step (measured: 200 MB)
 
 
@@ -25,8 +27,10 @@ def check_memory(*, weight_bytes: int, kv_bytes: int, available: int | None) -> 
         )
 
 
-def available_bytes() -> int | None:
-    """Memory that this process may still take, or None if the system does not tell."""
+def available_bytes(device: str) -> int | None:
+    """Memory of the device that this process may still take, or None if the system does not tell."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
     values = [value for value in (_machine_available(), _control_group_available()) if value is not None]
     return min(values, default=None)
 

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import zmq
@@ -34,10 +34,11 @@ from engine_adapter.engine.loader import ModelUnusable, load_model, read_generat
 from engine_adapter.engine.model_store import prepare_model
 from engine_adapter.engine.tokenizer import load_tokenizer
 from engine_adapter.server.app import MAX_BODY_BYTES, build_app
-from engine_adapter.server.memory_check import TooLittleMemory, available_bytes, check_memory
+from engine_adapter.server.memory_check import RESERVE_BYTES, TooLittleMemory, available_bytes, check_memory
 from engine_adapter.server.sampling_options import SamplingLimits
 from engine_adapter.server.serving import Phase, Serving, ServingContext
 from engine_adapter.worker_metrics import WorkerMetrics
+from paged_kv.layout import parse_kv_memory
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class ServerConfig:
     max_body_bytes: int = MAX_BODY_BYTES
     dies_with_parent: bool = False
     engine: EngineConfig = field(default_factory=EngineConfig)
+    kv_memory: str | None = None  # a size or a share of what is free beside the weights; wins over `engine`
     kv_events: KVEventConfig | None = None  # None: no events are published
 
 
@@ -208,12 +210,7 @@ def load_context(config: ServerConfig, report: object = print) -> ServingContext
         ModelUnusable, TooLittleMemory, ValueError: see `_startup_failure`.
     """
     directory = prepare_model(config.model, report)  # type: ignore[arg-type]
-    engine_config = config.engine
-    check_memory(
-        weight_bytes=_weight_bytes(directory, engine_config),
-        kv_bytes=0 if engine_config.num_kv_blocks else engine_config.kv_memory_bytes,
-        available=available_bytes() if engine_config.device == "cpu" else None,
-    )
+    engine_config = _with_kv_memory(config, directory)
     loaded = load_model(directory, engine_config.torch_dtype)
     tokenizer = load_tokenizer(directory, loaded.config.eos_token_ids)
     events = None
@@ -244,6 +241,21 @@ def load_context(config: ServerConfig, report: object = print) -> ServingContext
         max_queue_s=config.max_queue_s,
         kv_events=events,
     )
+
+
+def _with_kv_memory(config: ServerConfig, directory: Path) -> EngineConfig:
+    """Settle the size of the KV memory and make sure that it fits beside the weights."""
+    engine = config.engine
+    weight_bytes, available = _weight_bytes(directory, engine), available_bytes(engine.device)
+    if config.kv_memory is not None:
+        free_bytes = max((available or 0) - weight_bytes - RESERVE_BYTES, 0)
+        engine = replace(engine, kv_memory_bytes=parse_kv_memory(config.kv_memory, free_bytes=free_bytes))
+    check_memory(
+        weight_bytes=weight_bytes,
+        kv_bytes=0 if engine.num_kv_blocks else engine.kv_memory_bytes,
+        available=available,
+    )
+    return engine
 
 
 def _weight_bytes(directory: Path, config: EngineConfig) -> int:

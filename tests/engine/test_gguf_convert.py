@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from safetensors.torch import load_file
 
 from engine_adapter.engine import model_store
 from engine_adapter.engine.gguf_convert import convert_gguf
-from engine_adapter.engine.loader import ModelUnusable, load_model
+from engine_adapter.engine.loader import ModelUnusable, expected_shapes, load_model
+from engine_adapter.engine.model_config import ModelConfig
 from engine_adapter.engine.model_store import DEFAULT_MODEL_ID, prepare_model, verify_sha256
 from engine_adapter.engine.tokenizer import load_tokenizer
 
@@ -29,6 +31,8 @@ LAYER_NAMES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
 
 
@@ -49,6 +53,7 @@ def write_gguf(
     writer.add_feed_forward_length(48)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
+    writer.add_key_length(8)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_tokenizer_model("gpt2")
@@ -61,7 +66,8 @@ def write_gguf(
     writer.add_eos_token_id(0)
     writer.add_chat_template("{{ messages }}")
     for name, tensor in weights.items():
-        writer.add_tensor(gguf_name(name), gguf_rows(name, tensor))
+        rows = gguf_rows(name, tensor) if arch == "llama" else tensor.numpy()
+        writer.add_tensor(gguf_name(name), rows)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -69,7 +75,11 @@ def write_gguf(
 
 
 def gguf_name(name: str) -> str:
-    top = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    top = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
     if name in top:
         return top[name]
     _, _, layer, *module, kind = name.split(".")
@@ -115,6 +125,20 @@ def test_weights_come_back_as_they_were_before_llama_cpp(
     assert all(torch.equal(loaded.weights[name], weights[name].bfloat16()) for name in weights)
     assert loaded.config.rms_norm_eps == 1e-5
     assert loaded.config.eos_token_ids == (0,)
+
+
+def test_qwen_keeps_its_order_its_biases_and_its_own_head(tmp_path: Path) -> None:
+    """Only llama rows are permuted; biases, per-head norms and an untied output come along."""
+    config = {**json.loads((write_tiny_checkpoint(tmp_path / "o") / "config.json").read_text())}
+    for arch, extra in {"qwen2": {}, "qwen3": {"head_dim": 8}}.items():
+        raw = {**config, **extra, "model_type": arch, "tie_word_embeddings": False}
+        shapes = expected_shapes(ModelConfig.from_hf_config(raw))
+        generator = torch.Generator().manual_seed(1)
+        weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        write_gguf(tmp_path / f"{arch}.gguf", weights, arch=arch, pre="qwen2")
+        loaded = load_model(prepare_model(str(tmp_path / f"{arch}.gguf")), torch.bfloat16)
+        assert loaded.config.model_type == arch
+        assert all(torch.equal(loaded.weights[name], weights[name].bfloat16()) for name in weights)
 
 
 def test_large_models_are_written_in_shards(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -204,6 +205,37 @@ async def test_framework_refusals_have_our_shape(worker: Worker) -> None:
         await error_of(response)
         assert response.status == status
         assert ("Allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST /v1/chat/completions/ HTTP/1.1", 404),
+        (b"POST //v1/chat/completions HTTP/1.1", 404),
+        (b"POST /v1/../health HTTP/1.1", 404),
+        (b"POST /v1/%2e%2e/health HTTP/1.1", 404),
+        (b"POST http://elsewhere/v1/chat/completions HTTP/1.1", 200),
+        (b"HEAD /v1/models HTTP/1.1", 200),
+        (b"POST /v1/chat/completions HTTP/1.0", 200),
+    ],
+)
+async def test_odd_request_lines(worker: Worker, head: bytes, status: int) -> None:
+    """Near misses of a path are 404, an absolute target counts by its path, HTTP/1.0 gets no chunks."""
+    body = json.dumps({"model": MODEL, "messages": USER, "max_tokens": 2, "stream": True}).encode()
+    fields = (
+        b"\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection(worker.client.server.host, worker.client.server.port)
+    writer.write(head + fields % len(body) + body)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    assert int(answer.split(b" ")[1]) == status
+    if b"HTTP/1.0" in head:
+        assert b"chunked" not in answer
+        assert answer.endswith(b"data: [DONE]\n\n")
+    if status == 404:
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "not_found"
 
 
 async def test_other_content_types_are_a_415(worker: Worker) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -19,7 +18,7 @@ from aiohttp import ClientPayloadError, ClientResponse, ClientSession
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
 from engine_adapter.engine.engine_config import EngineConfig
-from engine_adapter.server.__main__ import main, parse_size
+from engine_adapter.server.__main__ import main
 from engine_adapter.server.memory_check import TooLittleMemory, check_memory
 from engine_adapter.server.startup import ServerConfig, WorkerServer, bind
 
@@ -138,6 +137,8 @@ def test_a_port_in_use_is_one_line(checkpoint: Path, capsys: pytest.CaptureFixtu
         (["--model", "/no/such/model"], "not found"),
         (["--kv-memory", "900TiB"], "too little memory"),
         (["--kv-memory", "1k"], "block"),
+        (["--kv-memory", "much"], "--kv-memory"),
+        (["--max-model-len", "0", "--num-kv-blocks", "0"], "block"),
         (["--num-draft-tokens", "-1"], "num_draft_tokens"),
         (["--port", "99999999"], "cannot listen"),
         (["--host", "not an address"], "cannot listen"),
@@ -152,21 +153,6 @@ def test_what_cannot_start_says_why_in_one_line(
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     assert message in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("1024", 1024), ("1k", 1024), ("1.5KiB", 1536), ("2 MiB", 2**21), ("3GB", 3 * 2**30)]
-)
-def test_sizes(text: str, size: int) -> None:
-    """Units are powers of 1024, whichever way they are spelled."""
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "much", "-1", "1xb", "GiB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    """argparse turns this into its usual usage line."""
-    with pytest.raises(argparse.ArgumentTypeError):
-        parse_size(text)
 
 
 def test_memory_that_cannot_be_read_refuses_nothing() -> None:
