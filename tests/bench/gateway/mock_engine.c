@@ -133,9 +133,19 @@ static void start_stream(struct source *c) {
     timerfd_settime(c->peer->fd, 0, &times, NULL);
 }
 
+/* Whether the body asks for a stream. Routers that decode the body write its fields in another order, so
+ * the flag may be at either end; only where it is at none is the whole body searched. */
+static int wants_stream(const char *body, size_t len) {
+    static const char key[] = "\"stream\":";
+    size_t edge = len < 400 ? len : 400;
+    const char *found = memmem(body, edge, key, 9);
+    if (!found) found = memmem(body + len - edge, edge, key, 9);
+    if (!found) found = memmem(body, len, key, 9);
+    return found && body + len - found >= 13 && !memcmp(found + 9, "true", 4);
+}
+
 static void answer_chat(struct source *c, const char *body, size_t len) {
-    /* The generated bodies hold the flag within their first bytes. */
-    if (memmem(body, len < 300 ? len : 300, "\"stream\":true", 13)) { start_stream(c); return; }
+    if (wants_stream(body, len)) { start_stream(c); return; }
     respond(c, "{\"id\":\"chatcmpl-mock\",\"object\":\"chat.completion\",\"created\":1700000000,"
                "\"model\":\"mock-model\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":"
                "\"The quick brown fox jumps over the lazy dog, again and again, until the answer ends.\"},"
