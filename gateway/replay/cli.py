@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the simulations. Returns the exit status."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     try:
         scenario = _scenario(options)
         policies = POLICY_NAMES if options.policy == "all" else tuple(options.policy.split(","))
@@ -122,7 +122,7 @@ def _simulate_all(
 
 def _table(measures: list[Measures], title: str) -> Table:
     table = Table(title=title)
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     for name in ("hit", "of bound", "TTFT mean s", "p50", "p99", "busiest/mean", "moved", "by cause"):
         table.add_column(name, justify="right")
     for item in sorted(measures, key=lambda one: one.ttft_mean_s):

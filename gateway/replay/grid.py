@@ -155,6 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("tests/bench/results"), help="where to write")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--report-only", action="store_true", help="run nothing, report what is there")
     parser.add_argument("--limit", type=int, default=None, help="run only the first cells")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -162,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     lines = kept.read_bytes().splitlines() if kept.exists() else []
     done = {result.cell: result for line in lines if (result := msgspec.json.decode(line, type=CellResult))}
     wanted = standard_cells()[: options.limit]
-    jobs = [(cell, options.traces) for cell in wanted if cell not in done]
+    jobs = [] if options.report_only else [(cell, options.traces) for cell in wanted if cell not in done]
     missing: list[Cell] = []
     with multiprocessing.Pool(options.processes) as pool, kept.open("ab") as file:
         for outcome in pool.imap(_run, jobs):
