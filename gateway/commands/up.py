@@ -179,7 +179,8 @@ class Supervisor:
         if self._options.model is not None:
             return
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engine_adapter.engine.model_store"
+            *(sys.executable, "-m", "engine_adapter.engine.model_store"),
+            stdout=asyncio.subprocess.DEVNULL,  # the path, for scripts; progress goes to standard error
         )
         try:
             if await process.wait() != 0:
