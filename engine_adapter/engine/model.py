@@ -32,7 +32,8 @@ class LlamaModel:
         Changes: empties `weights` as it goes, so that a packed copy and its original rarely coexist.
         """
         self.config = config
-        self.embedding = weights["model.embed_tokens.weight"]
+        # Copies, here and below: one tensor that still lies in a mapped file keeps all of the file resident.
+        self.embedding = weights.pop("model.embed_tokens.weight").clone()
         self.dtype = self.embedding.dtype
         self.device = self.embedding.device
         self.rope = RotaryEmbedding(config, self.device)
@@ -40,9 +41,8 @@ class LlamaModel:
             DecoderLayer(config, weights, index, allow_packed=allow_packed)
             for index in range(config.num_hidden_layers)
         ]
-        self.final_norm = weights.pop("model.norm.weight")
-        embedding = weights.pop("model.embed_tokens.weight")
-        head = embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
+        self.final_norm = weights.pop("model.norm.weight").clone()
+        head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight").clone()
         self.head = make_linear(head, None, allow_packed=allow_packed)
 
     def forward(
@@ -97,19 +97,20 @@ class DecoderLayer:
         prefix = f"model.layers.{index}."
 
         def take(name: str) -> torch.Tensor | None:
-            return weights.pop(prefix + name, None)
+            tensor = weights.pop(prefix + name, None)
+            return None if tensor is None else tensor.clone()
 
         def need(name: str) -> torch.Tensor:
             return weights.pop(prefix + name)
 
         def linear(*names: str) -> Linear:
-            weight = torch.cat([need(f"{name}.weight") for name in names])
+            weight = torch.cat([need(f"{name}.weight") for name in names])  # a copy, one name or many
             biases = [bias for name in names if (bias := take(f"{name}.bias")) is not None]
             assert len(biases) in (0, len(names)), f"{prefix}{names}: some have a bias and some have none"
             return make_linear(weight, torch.cat(biases) if biases else None, allow_packed=allow_packed)
 
-        self._input_norm = need("input_layernorm.weight")
-        self._mlp_norm = need("post_attention_layernorm.weight")
+        self._input_norm = need("input_layernorm.weight").clone()
+        self._mlp_norm = need("post_attention_layernorm.weight").clone()
         self._query_norm = take("self_attn.q_norm.weight")
         self._key_norm = take("self_attn.k_norm.weight")
         self._qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
