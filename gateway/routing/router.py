@@ -11,6 +11,7 @@ outstanding work are never negative and are zero when every reservation is relea
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping
 from itertools import islice
 
@@ -57,6 +58,7 @@ class Router:
         self._lives: list[int] = []
         self._silent: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
         self._num_silent = 0
+        self._told_until_s = -math.inf  # until when other replicas' own word on their load counts
         self._trust: list[float] = []
         self._kv_usage: dict[int, float] = {}
         known: ContentIndex = self._shadow if content is None else CompletedContent(content, self._shadow)
@@ -120,7 +122,7 @@ class Router:
     ) -> None:
         """Take over an engine's own counts: what exceeds ours was put there by other replicas."""
         slot = self._roster.slot_of.get(backend_id)
-        if slot is not None:
+        if slot is not None and now_s > self._told_until_s:  # replicas that tell their load know it better
             self._load.observe_foreign(
                 slot, num_running, num_waiting, self._traffic.mean_work * self._costs.fleet_scale, now_s
             )
@@ -140,6 +142,8 @@ class Router:
             slot = self._roster.slot_of.get(backend_id)
             if slot is not None:
                 self._load.take_foreign(slot, work_s, num_requests, now_s)
+        if loads:
+            self._told_until_s = now_s + self.settings.load_stale_s
         self._load.expire_foreign(now_s)
 
     # -- one request ---------------------------------------------------------------------------
