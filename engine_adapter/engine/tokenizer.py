@@ -7,6 +7,7 @@ chat templates (`chat_template`) nor partial output (`detokenizer`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,19 @@ from engine_adapter.engine.loader import ModelUnusable, read_json
 
 # Checkpoints often list only <|endoftext|> as end, although their template closes a turn with one of these.
 END_OF_TURN_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>")
+
+BYTE_FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +68,15 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The text of one token alone, special tokens included, for log-probabilities."""
         return self.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to the text, also where that is only a part of a character."""
+        token = self._fast.id_to_token(token_id) or ""
+        if self.is_byte_level and all(character in _BYTE_OF for character in token):
+            return bytes(_BYTE_OF[character] for character in token)
+        if BYTE_FALLBACK.fullmatch(token):
+            return bytes.fromhex(token[3:5])
+        return self.token_text(token_id).encode("utf-8")
 
     @property
     def is_byte_level(self) -> bool:

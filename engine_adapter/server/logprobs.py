@@ -22,8 +22,8 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[SampledToken]) -> dict[
 
 
 def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:
-    text = tokenizer.token_text(token_id)
-    return {"token": text, "logprob": max(logprob, FLOOR), "bytes": list(text.encode("utf-8", "replace"))}
+    raw = tokenizer.token_bytes(token_id)
+    return {"token": tokenizer.token_text(token_id), "logprob": max(logprob, FLOOR), "bytes": list(raw)}
 
 
 def completion_logprobs(

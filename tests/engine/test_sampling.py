@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_adapter.engine.sampling import Sampler, SamplingParams, SamplingState
+from engine_adapter.engine.sampling import Sampler, SamplingParams, SamplingState, _inverse_cdf
 
 VOCAB = 40
 
@@ -50,11 +50,21 @@ def test_drawn_token_is_in_the_allowed_set(seed: int, top_p: float, top_k: int, 
     assert chosen in nucleus
 
 
-def test_nucleus_longer_than_the_first_guess_falls_back_to_a_full_sort() -> None:
-    """With a flat distribution top_p = 0.9 keeps 90 % of the vocabulary, not the first 256 tokens."""
+def test_a_flat_nucleus_is_long() -> None:
+    """With a flat distribution top_p = 0.9 keeps 90 % of the vocabulary."""
     logits = torch.zeros(1, 2000)
     chosen = {sample_one(logits, top_p=0.9, seed=seed) for seed in range(600)}
     assert len(chosen) > 350
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=600).filter(any), st.floats(0, 1, exclude_max=True))
+def test_the_draw_inverts_the_running_sum(weights: list[int], uniform: float) -> None:
+    """The chosen index is the first whose running sum exceeds the random share; it never has weight 0."""
+    tensor = torch.tensor([weights], dtype=torch.float32)
+    index = int(_inverse_cdf(tensor, torch.tensor([uniform], dtype=torch.float64))[0])
+    target = uniform * sum(weights)
+    assert weights[index] > 0
+    assert sum(weights[:index]) <= target < sum(weights[: index + 1])
 
 
 def test_draws_follow_the_distribution() -> None:

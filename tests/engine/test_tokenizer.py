@@ -35,6 +35,18 @@ def test_decode_inverts_encode(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_token_bytes_join_to_the_text(tokenizer: Tokenizer, text: str) -> None:
+    """Tokens that are parts of a character still tell their exact bytes."""
+    ids = tokenizer.encode(text)
+    assert b"".join(tokenizer.token_bytes(token_id) for token_id in ids) == text.encode()
+
+
+def test_a_special_tokens_bytes_are_its_text(tokenizer: Tokenizer) -> None:
+    """Markers are reported as they are written."""
+    assert tokenizer.token_bytes(257) == b"<|im_end|>"
+
+
 @given(st.text(st.characters(min_codepoint=0xD700, max_codepoint=0xE000)))
 def test_any_python_string_can_be_encoded(tokenizer: Tokenizer, text: str) -> None:
     """Unpaired surrogates become U+FFFD instead of an exception."""
