@@ -301,7 +301,7 @@ class Simulation:
             prompt_tokens=turn.prompt_tokens,
             completion_tokens=turn.answer_tokens,
             # while prefill runs 20 × faster, nobody shall learn the engines' speed from it
-            cached_tokens=None if self._now_s < self.plan.ramp_s else outcome.cached_tokens,
+            cached_tokens=None if outcome.arrived_s < self.plan.ramp_s else outcome.cached_tokens,
         )
         pending.router.release(pending.reservation, self._now_s, usage, completed=True)
         self._send_next(turn)

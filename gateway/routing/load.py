@@ -76,7 +76,7 @@ class LoadTable:
         age = (now_s - self._origin_s) / self._window_s
         if age > 10.0:
             factor = math.exp(-age)
-            self.recent = [value * factor for value in self.recent]
+            self.recent[:] = [value * factor for value in self.recent]
             self._origin_s, age = now_s, 0.0
         return math.exp(max(0.0, age))
 
@@ -90,7 +90,8 @@ class LoadTable:
         self.unanswered[slot] += 1
         self._own_wait[slot] += prefill_s
         self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
-        self.recent[slot] += prefill_s * self._scale(now_s)
+        added = prefill_s * self._scale(now_s)  # before the column is looked at: it may be rebased
+        self.recent[slot] += added
         self.turn[slot] += 1.0 / share
 
     def service_s(self, slot: int, sent_s: float, now_s: float) -> float | None:

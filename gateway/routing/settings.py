@@ -35,13 +35,13 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ring_candidates: int = 3
     """Ring successors of a session that compete for it."""
 
-    stay_margin_s: float = 0.05
+    stay_margin_s: float = 0.5
     """A bound session never moves to save less than this."""
 
     stay_gain: float = 0.3
     """A bound session moves only where the price is lower by this share of the price at home."""
 
-    placement_bound: float = 1.3
+    placement_bound: float = 1.2
     """New sessions go only to backends whose recent work is at most this × the mean."""
 
     placement_floor: float = 0.05
@@ -134,9 +134,9 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be a finite number, 0 or above, not {value!r}")
-        if self.placement_bound < 1 or self.load_bound < 1:
+        if not (1 <= self.placement_bound < math.inf and 1 <= self.load_bound < math.inf):
             raise ValueError(
-                "placement_bound and load_bound must be at least 1: below it nobody may take load"
+                "placement_bound and load_bound must be finite and at least 1: below it nobody may take load"
             )
         if self.slow_start_floor > 1:
             raise ValueError("slow_start_floor is a share: at most 1")
