@@ -29,6 +29,8 @@ from gateway.upstream.exchange import Exchange
 from gateway.upstream.settings import UpstreamSettings
 from gateway.upstream.tls import make_client_context
 
+NUM_CONNECT_PARTS = 4
+
 # Our own resources, not the backend's fault: no file descriptor, no memory, no local port left.
 _OUR_OWN_SHORTAGE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 
@@ -162,8 +164,7 @@ class UpstreamPool:
             raise UpstreamConnectFailed(f"all {self._settings.max_connections} connections to it are in use")
         self._num_connecting += 1
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_s):
-                connection = await self._dial()
+            connection = await self._dial_patiently(self._settings.connect_timeout_s)
         except TimeoutError as exc:
             self._num_connect_failed += 1
             limit_s = self._settings.connect_timeout_s
@@ -191,6 +192,26 @@ class UpstreamPool:
         self._connections.add(connection)
         if self._ticker is None:
             self._ticker = self._loop.call_later(self._tick_s, self._tick)
+
+    async def _dial_patiently(self, limit_s: float) -> UpstreamConnection:
+        """Dial; raise TimeoutError when the backend has not answered within `limit_s`.
+
+        The limit is counted in parts, so that one long pause of our own event loop (a storm of new streams,
+        a busy machine) uses up one part only: it must not look as if every backend had failed to answer.
+        """
+        dialling = asyncio.ensure_future(self._dial())
+        is_handed_over = False
+        try:
+            for _ in range(NUM_CONNECT_PARTS):
+                await asyncio.wait((dialling,), timeout=limit_s / NUM_CONNECT_PARTS)
+                if dialling.done():
+                    is_handed_over = True
+                    return dialling.result()
+            raise TimeoutError
+        finally:
+            if not is_handed_over:
+                dialling.cancel()
+                dialling.add_done_callback(_close_unwanted)
 
     async def _dial(self) -> UpstreamConnection:
         address = self.address
@@ -230,6 +251,12 @@ async def _exchange_on(
         exchange.abort()
         raise
     return exchange
+
+
+def _close_unwanted(dialling: asyncio.Future[UpstreamConnection]) -> None:
+    """A connect that was given up, or cancelled, in the moment in which it succeeded."""
+    if not dialling.cancelled() and dialling.exception() is None:
+        dialling.result().close()
 
 
 def _tick_interval_s(settings: UpstreamSettings) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -180,6 +181,20 @@ async def test_black_hole_ends_with_the_connect_timeout() -> None:
         for filler in fillers:
             filler.close()
     assert pool.stats().num_connecting == 0
+    await pool.close()
+
+
+async def test_pause_of_our_own_loop_is_not_a_connect_timeout(backend: FakeBackend) -> None:
+    """An event loop that stands still for longer than the connect timeout does not blame the backend."""
+    pool = UpstreamPool(backend.base_url, UpstreamSettings(connect_timeout_s=0.1))
+    opening = asyncio.create_task(pool.open(HEAD, BODY))
+    await asyncio.sleep(0)
+    paused_until_s = time.monotonic() + 0.3
+    while time.monotonic() < paused_until_s:
+        pass
+    exchange = await opening
+    assert exchange.status == 200
+    exchange.abort()
     await pool.close()
 
 
