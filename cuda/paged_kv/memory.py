@@ -28,6 +28,17 @@ def allocate_host_bytes(size: int) -> npt.NDArray[np.uint8]:
     return raw[start : start + size]
 
 
+def allocate_pinned_bytes(size: int) -> npt.NDArray[np.uint8]:
+    """Return page-locked host memory of exactly `size` bytes, for transfers beside computing; needs a device.
+
+    Allocated alone, because the pools of CuPy and torch round pinned memory up to a power of two.
+    """
+    import cupy
+
+    pinned = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(size), 0)
+    return np.frombuffer(pinned, np.uint8, size)
+
+
 def allocate_device_bytes(size: int, device_id: int) -> Any:
     """Return a zeroed CuPy uint8 array with its own allocation: CuPy's pool would round and recycle it."""
     import cupy

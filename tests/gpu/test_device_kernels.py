@@ -6,6 +6,7 @@ from blocks.kernel_battery import run_battery
 
 from paged_kv.kernels.device import DeviceLauncher
 from paged_kv.layout import KVDtype
+from paged_kv.memory import allocate_pinned_bytes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,3 +25,10 @@ def test_kernels_run_on_the_stream_that_torch_uses() -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(20):
             run_battery(DeviceLauncher(torch.device("cuda:0")), KVDtype.BFLOAT16, device="cuda:0")
+
+
+def test_pinned_buffers_are_exactly_as_large_as_asked() -> None:
+    """Host memory for transfers is page-locked and not rounded up."""
+    buffer = allocate_pinned_bytes(3 << 20)
+    assert buffer.nbytes == 3 << 20
+    assert torch.from_numpy(buffer).is_pinned()

@@ -142,9 +142,8 @@ class PagedKernels:
         workspace = parts if num_splits > 1 else (0, 0, 0)
         mixed = torch.empty(*workspace, self._layout.head_dim, device=query.device)
         stats = torch.empty(*workspace, 2, device=query.device)
-        source = self._source(query.dtype)
         self._launcher.launch(
-            source,
+            self._source(query.dtype),
             "paged_decode",
             (num_splits, self._num_heads // self._heads, num_rows),
             NUM_THREADS,
@@ -165,13 +164,19 @@ class PagedKernels:
             ),
         )
         if num_splits > 1:
-            self._launcher.launch(
-                source,
-                "merge_splits",
-                (self._num_heads, num_rows, 1),
-                math.ceil(self._layout.head_dim / 32) * 32,
-                (out, mixed, stats, rows.token_rows, np.int32(num_splits)),
-            )
+            self._merge_splits(out, mixed, stats, rows)
+
+    def _merge_splits(
+        self, out: torch.Tensor, mixed: torch.Tensor, stats: torch.Tensor, rows: DecodeRows
+    ) -> None:
+        num_rows, num_heads, num_splits, head_dim = mixed.shape
+        self._launcher.launch(
+            self._source(out.dtype),
+            "merge_splits",
+            (num_heads, num_rows, 1),
+            math.ceil(head_dim / 32) * 32,
+            (out, mixed, stats, rows.token_rows, np.int32(num_splits)),
+        )
 
     def copy_ranges(
         self,
