@@ -7,7 +7,8 @@ cut, because a clean end would look like a complete answer. It does not know wha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator
 
 import msgspec
 from aiohttp import web
@@ -35,22 +36,29 @@ def json_response(document: object, status: int = 200) -> web.Response:
 DONE = b"data: [DONE]\n\n"
 
 
-async def send_stream(request: web.Request, events: AsyncIterator[bytes]) -> web.StreamResponse:
-    """Send events until they end. An `ApiError` before the first one is raised, later it goes in-band."""
+async def send_stream(request: web.Request, events: AsyncGenerator[bytes, None]) -> web.StreamResponse:
+    """Send events until they end. An `ApiError` before the first one is raised, later it goes in-band.
+
+    The generator is closed before this returns, however it returns: what it holds in the engine is free then.
+    """
     response = web.StreamResponse(headers=HEADERS)
     try:
-        async for data in events:
-            if not response.prepared:
-                await response.prepare(request)
-            await response.write(data)
+        async with contextlib.aclosing(events):
+            async for data in events:
+                if not response.prepared:
+                    await response.prepare(request)
+                await response.write(data)
+        await response.write_eof()
     except ApiError as error:
         if not response.prepared:
             raise
         name = b"event: error\n" if request.path.startswith("/v1/messages") else b""
-        await response.write(name + b"data: " + error.body(request.path) + b"\n\n")
+        with contextlib.suppress(ConnectionError):
+            await response.write(name + b"data: " + error.body(request.path) + b"\n\n")
         _cut(request)
-        return response
-    await response.write_eof()
+    except ConnectionError:
+        # A write may notice that the client has gone before the server cancels this handler.
+        _cut(request)
     return response
 
 

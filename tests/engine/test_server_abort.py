@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientPayloadError, ClientResponse
+from aiohttp import ClientPayloadError, ClientResponse, web
+from aiohttp.test_utils import TestClient, TestServer
 from engine.worker_app import MODEL, Worker, running_worker
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
 from engine_adapter.async_engine import AsyncEngine, EngineDead
 from engine_adapter.engine.engine_stats import EngineStats
 from engine_adapter.engine.llm_engine import LLMEngine
+from engine_adapter.server.event_stream import send_stream
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,34 @@ async def test_a_gone_client_frees_its_blocks(worker: Worker, is_stream: bool, n
     assert loop.time() - dropped_s < 5  # far below the 1,900 tokens it would take
     page = await (await worker.client.get("/metrics")).text()
     assert 'vllm:request_success_total{finished_reason="abort",model_name="tiny"} 1.0' in page
+
+
+async def test_a_failed_write_closes_the_events_before_the_handler_ends() -> None:
+    """When a write notices the lost client, the generator is closed at once, not by the garbage collector."""
+    trace: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        async def events() -> AsyncGenerator[bytes, None]:
+            try:
+                yield b"data: 1\n\n"
+                assert request.transport is not None
+                request.transport.abort()
+                while True:
+                    yield b"data: 2\n\n"
+            finally:
+                trace.append("closed")
+
+        try:
+            return await send_stream(request, events())
+        finally:
+            trace.append("handled")
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    async with TestClient(TestServer(app)) as client:
+        response = await client.get("/")
+        await read_cut_stream(response)
+    assert trace == ["closed", "handled"]
 
 
 async def test_a_client_gone_from_the_queue_is_forgotten(checkpoint: Path) -> None:
