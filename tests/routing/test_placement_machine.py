@@ -131,7 +131,7 @@ class PlacementMachine(RuleBasedStateMachine):
 
 
 PlacementMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestPlacementMachine = PlacementMachine.TestCase
 
