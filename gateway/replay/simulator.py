@@ -213,7 +213,9 @@ class Simulation:
         bindings = self._bindings[number % len(self._bindings)]
         binding = bindings.get(facts.session_key) if facts.session_key else None
         try:
-            decision = router.decide(facts, binding, self._now_s)
+            # without a common store the proxy asks for what every replica sees alike
+            by_ring = self.plan.replicas.count > 1 and not self.plan.replicas.shares_bindings
+            decision = router.decide(facts, binding, self._now_s, by_ring=by_ring)
         except NoBackend:
             self._push(self._now_s + _RETRY_S, _ARRIVE, index)
             return

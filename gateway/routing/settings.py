@@ -35,7 +35,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ring_candidates: int = 3
     """Ring successors of a session that compete for it."""
 
-    stay_margin_s: float = 0.5
+    stay_margin_s: float = 0.25
     """A bound session never moves to save less than this."""
 
     stay_gain: float = 0.3
