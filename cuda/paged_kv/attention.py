@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKEND_NAMES", "AttentionBackend", "AttentionBatch", "make_backend"]
 
-BACKEND_NAMES = ("reference", "torch", "cupy", "flashinfer")
+BACKEND_NAMES = ("reference", "torch", "cupy")
 
 
 class AttentionBackend(Protocol):
