@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replicas", type=int, default=1, help="gateways behind round robin")
     parser.add_argument("--private-bindings", action="store_true", help="replicas share no session store")
-    parser.add_argument("--scrape-s", type=float, help="replicas read the engines' own counts this often")
+    parser.add_argument("--exchange-s", type=float, help="replicas tell each other their load this often")
     parser.add_argument("--event", choices=EVENT_NAMES, help="what happens to the fleet half-way")
     parser.add_argument("--json", type=Path, help="write the numbers here")
     parser.add_argument("--plot", type=Path, help="write a picture here (needs matplotlib)")
@@ -104,7 +104,7 @@ def _simulate_all(
     cost = seconds_per_token(scenario, cache=cache, load=load)
     half_way_s = 0.5 * (scenario.warm_up_s + scenario.trace.duration_s)
     replicas = Replicas(
-        count=options.replicas, shares_bindings=not options.private_bindings, scrape_s=options.scrape_s
+        count=options.replicas, shares_bindings=not options.private_bindings, exchange_s=options.exchange_s
     )
     measures = []
     for policy in policies:

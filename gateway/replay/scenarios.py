@@ -13,8 +13,9 @@ from pathlib import Path
 
 from gateway.replay import workloads
 from gateway.replay.engines import EngineSpeed
+from gateway.replay.facts import facts_of
 from gateway.replay.readers import read_trace
-from gateway.replay.simulator import SimulationPlan, facts_of, simulate
+from gateway.replay.simulator import SimulationPlan, simulate
 from gateway.replay.trace import Trace
 from gateway.routing.settings import RoutingSettings
 from gateway.values import RequestFacts

@@ -14,11 +14,13 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Literal
+
+import msgspec
 
 from gateway.errors import NoBackend
 from gateway.replay.engines import Engine, EngineSpeed
+from gateway.replay.facts import facts_of
 from gateway.replay.trace import BYTES_PER_TOKEN, Trace, Turn
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
@@ -26,22 +28,19 @@ from gateway.routing.settings import RoutingSettings
 from gateway.routing.shadow import Shadow
 from gateway.values import (
     Affinity,
-    Api,
     Backend,
     BackendId,
     BackendState,
     Binding,
     Decision,
     FleetView,
-    KeySource,
-    PromptKey,
     RequestFacts,
     SessionKey,
     Usage,
 )
 
 EventKind = Literal["down", "drain", "restart", "up", "add"]
-_ARRIVE, _PREFILLED, _DONE, _FLEET, _SCRAPE = range(5)
+_ARRIVE, _PREFILLED, _DONE, _FLEET, _EXCHANGE = range(5)
 _RAMP_SPEEDUP = 20.0
 _RETRY_S = 1.0
 
@@ -63,7 +62,7 @@ class Replicas:
     count: int = 1
     dispatch: Literal["round_robin", "by_session"] = "round_robin"
     shares_bindings: bool = True  # one session store for all
-    scrape_s: float | None = None  # engines' own counts, read this often; None: not read
+    exchange_s: float | None = None  # loads are told to each other this often; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,37 +115,6 @@ class SimulationResult:
     decisions: list[Decision] = field(default_factory=list)
 
 
-def facts_of(trace: Trace, *, uses_sessions: bool = True) -> list[RequestFacts]:
-    """Return what the wire would have made of each turn."""
-
-    def digest(text: str) -> str:
-        return blake2b(text.encode(), digest_size=16).hexdigest()
-
-    found = []
-    sessions: dict[int, SessionKey] = {}
-    prompts: dict[int, PromptKey] = {}
-    for turn in trace.turns:
-        key = sessions.setdefault(turn.session, SessionKey(digest(f"session {turn.session}")))
-        prompt: PromptKey | None = None
-        if turn.num_system_messages:
-            last = turn.chain[turn.num_system_messages - 1].chain_hash
-            prompt = prompts.setdefault(last, PromptKey(digest(f"prompt {last}")))
-        source = KeySource.HEADER if uses_sessions else KeySource.NONE
-        found.append(
-            RequestFacts(
-                api=Api.CHAT,
-                is_stream=True,
-                session_key=key if uses_sessions else None,
-                prompt_key=prompt,
-                key_source=source,
-                prefix=turn.chain,
-                num_prompt_bytes=turn.prompt_tokens * BYTES_PER_TOKEN,
-                is_follow_up=turn.turn > 0,
-            )
-        )
-    return found
-
-
 class Simulation:
     """One run. Use `simulate`."""
 
@@ -181,8 +149,8 @@ class Simulation:
                 self._push(turn.at_s, _ARRIVE, index)
         for number, event in enumerate(self.plan.events):
             self._push(event.at_s, _FLEET, number)
-        if self.plan.replicas.scrape_s is not None:
-            self._push(self.plan.replicas.scrape_s, _SCRAPE, 0)
+        if self.plan.replicas.exchange_s is not None:
+            self._push(self.plan.replicas.exchange_s, _EXCHANGE, 0)
         self._publish()
         while self._heap:
             self._now_s, _, kind, index, attempt = heapq.heappop(self._heap)
@@ -191,8 +159,8 @@ class Simulation:
                     self._arrive(index)
             elif kind == _FLEET:
                 self._change_fleet(self.plan.events[index])
-            elif kind == _SCRAPE:
-                self._scrape()
+            elif kind == _EXCHANGE:
+                self._exchange_loads()
             elif self._attempts[index] == attempt:  # else its engine died meanwhile
                 if kind == _PREFILLED:
                     self._prefilled(index)
@@ -306,8 +274,17 @@ class Simulation:
             cached_tokens=None if outcome.arrived_s < self.plan.ramp_s else outcome.cached_tokens,
         )
         pending.router.release(pending.reservation, self._now_s, usage, completed=True)
+        self._renew(index, turn.prompt_tokens + turn.answer_tokens)
         self._send_next(turn)
         self._start(engine)
+
+    def _renew(self, index: int, context_tokens: int) -> None:
+        """Write the context's size into the session's binding, if its home is still the one that answered."""
+        key, outcome = self._facts[index].session_key, self.result.outcomes[index]
+        for bindings in self._bindings:
+            binding = bindings.get(key) if key is not None else None
+            if key is not None and binding and binding.backend_id == self._engines[outcome.engine].name:
+                bindings[key] = msgspec.structs.replace(binding, context_tokens=context_tokens)
 
     def _send_next(self, turn: Turn) -> None:
         if turn.followed_by < 0:
@@ -376,21 +353,18 @@ class Simulation:
         for router in self._routers:
             router.observe_view(view, self._now_s)
 
-    def _scrape(self) -> None:
-        """Read the engines' own counts into every router, and come again while there is work."""
-        for engine in self._engines:
-            waiting = len(engine.queue) + (engine.prefilling >= 0)
-            usage = min(1.0, engine.kv_tokens / self.plan.speed.cache_tokens)
-            for router in self._routers:
-                router.observe_load(
-                    BackendId(engine.name),
-                    num_running=engine.running - (engine.prefilling >= 0),
-                    num_waiting=waiting,
-                    kv_usage=usage,
-                    now_s=self._now_s,
-                )
-        if self._heap and self.plan.replicas.scrape_s is not None:
-            self._push(self._now_s + self.plan.replicas.scrape_s, _SCRAPE, 0)
+    def _exchange_loads(self) -> None:
+        """Tell every replica what the others have outstanding, and come again while there is work."""
+        told = [router.loads() for router in self._routers]
+        for number, router in enumerate(self._routers):
+            others: dict[BackendId, tuple[float, int]] = {}
+            for loads in (*told[:number], *told[number + 1 :]):
+                for backend_id, (work_s, num_requests) in loads.items():
+                    before = others.get(backend_id, (0.0, 0))
+                    others[backend_id] = (before[0] + work_s, before[1] + num_requests)
+            router.observe_others(others, self._now_s)
+        if self._heap and self.plan.replicas.exchange_s is not None:
+            self._push(self._now_s + self.plan.replicas.exchange_s, _EXCHANGE, 0)
 
 
 def simulate(trace: Trace, plan: SimulationPlan, facts: list[RequestFacts] | None = None) -> SimulationResult:

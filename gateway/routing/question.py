@@ -20,6 +20,7 @@ class Question:
 
     __slots__ = (
         "chain",
+        "context_bytes",
         "facts",
         "home",
         "now_s",
@@ -49,6 +50,8 @@ class Question:
         self.slots = slots if slots or home is None else (home,)
         self.shares = shares  # effective weights, None: all 1
         self.now_s = now_s
+        # what the binding says that the home holds, where other replicas route turns that we never see
+        self.context_bytes = 0.0
 
 
 class Surroundings:

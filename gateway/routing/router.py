@@ -181,6 +181,8 @@ class Router:
         chain, prompt_tokens, ratio = self._measure(facts, binding)
         shares = roster.shares(slots, pool, now_s) if slots else None
         question = Question(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
+        if binding is not None and home is not None and now_s <= self._told_until_s:
+            question.context_bytes = binding.context_tokens / ratio
         ranked = tuple(self._policy.rank(question))
         chosen = ranked[0]
         affinity, reason = self._name(facts, binding, home, cause, chosen.backend_id, bool(excluded))

@@ -107,7 +107,7 @@ def test_replicas_with_one_store_route_like_one_gateway(count: int, chat: Trace)
     """Two and four gateways behind round robin that share bindings keep 95 % of one gateway's hits."""
     bound = unbounded_hits(chat)
     alone = measure(simulate(chat, plan(warm_up_s=60.0)), bound)
-    replicas = Replicas(count=count, scrape_s=1.0)
+    replicas = Replicas(count=count, exchange_s=1.0)
     several = measure(simulate(chat, plan(warm_up_s=60.0, replicas=replicas)), bound)
     assert several.hit >= 0.95 * alone.hit
 

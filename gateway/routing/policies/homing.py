@@ -34,7 +34,7 @@ class HomingPolicy(EventlessPolicy):
         pressure = around.traffic.pressure(question.now_s, len(question.slots), around.costs.fleet_scale)
         home: _Priced | None = None
         if home_slot is not None:
-            cached = content.cached_bytes(home_slot, question.chain)
+            cached = max(content.cached_bytes(home_slot, question.chain), int(question.context_bytes))
             home = self._price(question, (home_slot,), {home_slot: cached}, pressure)[0]
             is_free = home[3] <= settings.stay_margin_s
             if home[0] <= settings.stay_margin_s or (is_free and 2.0 * home[2] >= question.prompt_tokens):
