@@ -19,6 +19,7 @@ from gateway.errors import NoBackend
 from gateway.routing.calibration import CostBook, TokenRatio
 from gateway.routing.content import CompletedContent
 from gateway.routing.load import LoadTable
+from gateway.routing.naming import name_outcome
 from gateway.routing.policies.registry import make_policy
 from gateway.routing.question import Policy, Question, Surroundings
 from gateway.routing.reservation import Reservation
@@ -185,7 +186,7 @@ class Router:
             question.context_bytes = binding.context_tokens / ratio
         ranked = tuple(self._policy.rank(question))
         chosen = ranked[0]
-        affinity, reason = self._name(facts, binding, home, cause, chosen.backend_id, bool(excluded))
+        affinity, reason = name_outcome(facts, binding, home, cause, chosen.backend_id, bool(excluded))
         if by_ring and home is None and not excluded:
             affinity, reason = Affinity.UNPINNED, "ring_fallback"
         return Decision(
@@ -248,27 +249,6 @@ class Router:
             # no messages to name a prefix by: the session itself is one line, as large as the prompt
             chain = (Message(chain_hash=int(facts.session_key[:15], 16), num_bytes=num_bytes),)
         return chain, max(1.0, num_bytes * ratio), ratio
-
-    @staticmethod
-    def _name(
-        facts: RequestFacts,
-        binding: Binding | None,
-        home: int | None,
-        cause: str,
-        chosen: BackendId,
-        is_retry: bool,
-    ) -> tuple[Affinity, str]:
-        """Return what became of the affinity and a reason from a bounded vocabulary."""
-        if is_retry:
-            return Affinity.FAILOVER, "failover"
-        if binding is not None and cause:
-            return Affinity.MOVED, cause
-        if binding is not None and home is not None:
-            stays = binding.backend_id == chosen
-            return (Affinity.HIT, "home") if stays else (Affinity.SPILLED, "cheaper_elsewhere")
-        if facts.session_key is not None:
-            return Affinity.NEW, "new_placement"
-        return Affinity.UNPINNED, "no_key" if facts.prompt_key is None else "prompt_group"
 
     def reserve(
         self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None

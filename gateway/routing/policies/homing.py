@@ -97,6 +97,8 @@ class HomingPolicy(EventlessPolicy):
         facts = question.facts
         if facts.obeys_load_bound or facts.session_key is None:
             slots = self._within_load_bound(question)
+            if facts.is_follow_up:
+                return slots  # a conversation under way, named by its text alone: not a new one
         total_share = len(slots) if shares is None else sum(shares[slot] for slot in slots)
         mean = sum(map(recent.__getitem__, slots)) / total_share
         floor_s = settings.placement_floor * settings.recent_work_window_s
