@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import chain, islice
 
 import xxhash
 from uhashring import HashRing
@@ -73,9 +72,9 @@ class Ring:
         found: list[int] = []
         if not points or not count:
             return found
-        start = bisect_left(points, key_hash(key))
-        for node in chain(islice(nodes, start, None), islice(nodes, start)):
-            slot = slot_of[node]
+        start, size = bisect_left(points, key_hash(key)), len(nodes)
+        for place in range(start, start + size):
+            slot = slot_of[nodes[place if place < size else place - size]]
             if (allowed is None or slot in allowed) and slot not in found:
                 found.append(slot)
                 if len(found) >= count:
