@@ -19,6 +19,7 @@ from aiohttp import web
 
 from gateway.admin.api import AdminApi, AdminParts, backend_of
 from gateway.config import Config, key_secret
+from gateway.downstream.refusal import Refusal
 from gateway.downstream.server import make_server
 from gateway.fleet.engine_metrics import EngineReport
 from gateway.fleet.operator import Operator
@@ -36,7 +37,7 @@ from gateway.replica import ReplicaLink
 from gateway.routing.router import Router
 from gateway.sessions.open_store import open_load_board, open_order_board, open_store
 from gateway.state_metrics import state_metrics
-from gateway.values import BackendId, BackendState, FleetView
+from gateway.values import Api, BackendId, BackendState, FleetView
 from gateway.wire.facts import FactsParser
 
 LEAVING_NOTICE_S = 0.2
@@ -105,7 +106,7 @@ class Gateway:
             self.loop_lag.start()
             if self.config.sessions.store == "redis":
                 self.replica_link.start()
-            server = make_server(self.front.handle, self.config.downstream)
+            server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
             self.port = await self._listen(
                 web.ServerRunner(server), self.config.listen.host, self.config.listen.port
             )
@@ -186,6 +187,11 @@ class Gateway:
             after=change.after.value,
             reason=change.reason,
         )
+
+    def _on_refusal(self, refusal: Refusal) -> None:
+        """A request that got no further than the server: unparsable, or too large a head."""
+        self.metrics.count(self.metrics.requests, Api.OTHER.value, str(refusal.status))
+        self.metrics.count(self.metrics.errors, "downstream", refusal.code)
 
     def _on_report(self, backend_id: BackendId, report: EngineReport) -> None:
         if report.num_running is None:

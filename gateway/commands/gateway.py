@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -52,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
     if options.die_with_parent:
         die_with_parent()
     configure_logging(config.log.level)
+    raise_descriptor_limit()
     if config.workers > 1 and options.worker is None:
         return asyncio.run(run_workers(config.workers))
     try:
@@ -78,6 +81,13 @@ def _resolve(options: argparse.Namespace) -> Config:
 def resolved_yaml(config: Config) -> str:
     """The configuration with all defaults filled in. It holds names of secrets' variables, never secrets."""
     return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)
+
+
+def raise_descriptor_limit() -> None:
+    """Two descriptors per request: the usual soft limit of 1,024 would stop a gateway at 480 clients."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def die_with_parent() -> None:

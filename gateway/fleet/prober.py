@@ -27,6 +27,7 @@ from gateway.routing.health import HealthSettings, Outcome
 from gateway.values import Backend, BackendId, BackendState, FleetView
 
 ROUNDS_PER_MODEL_LIST = 15
+NUM_TIMEOUT_PARTS = 4
 _HEALTH_LIMIT_BYTES = 4 * 1024 * 1024
 
 
@@ -117,8 +118,7 @@ class Prober:
     async def _round(self, backend: Backend, round_number: int) -> None:
         dialect = DIALECTS[backend.engine]
         try:
-            async with asyncio.timeout(self._health.probe_timeout_s):
-                status, body = await self._get(backend, dialect.health_path)
+            status, body = await self._get(backend, dialect.health_path)
         except (UpstreamError, TimeoutError) as error:
             reason = error.code if isinstance(error, UpstreamError) else "probe_timeout"
             self._fleet.observe_probe(backend.backend_id, Outcome.FAILURE, reason)
@@ -138,8 +138,7 @@ class Prober:
     async def _scrape(self, backend: Backend, path: str) -> None:
         """Read the engine's metrics; an engine without them is merely less well known."""
         try:
-            async with asyncio.timeout(self._health.probe_timeout_s):
-                status, body = await self._get(backend, path)
+            status, body = await self._get(backend, path)
         except (UpstreamError, TimeoutError):
             return
         if status != 200:
@@ -150,8 +149,7 @@ class Prober:
 
     async def _list_models(self, backend: Backend) -> None:
         try:
-            async with asyncio.timeout(self._health.probe_timeout_s):
-                status, body = await self._get(backend, "/v1/models")
+            status, body = await self._get(backend, "/v1/models")
         except (UpstreamError, TimeoutError):
             return
         if status == 200:
@@ -165,7 +163,22 @@ class Prober:
         self._fleet.observe_models(backend.backend_id, frozenset(card.id for card in models.data))
 
     async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
-        """One bounded GET. Raises UpstreamError."""
+        """One GET, bounded in size and time. Raises UpstreamError or TimeoutError.
+
+        The time is counted in parts, so that one long pause of our own event loop uses up one part only and
+        does not look as if every backend had failed to answer.
+        """
+        asking = asyncio.ensure_future(self._ask(backend, path))
+        try:
+            for _ in range(NUM_TIMEOUT_PARTS):
+                await asyncio.wait((asking,), timeout=self._health.probe_timeout_s / NUM_TIMEOUT_PARTS)
+                if asking.done():
+                    return asking.result()
+            raise TimeoutError
+        finally:
+            asking.cancel()
+
+    async def _ask(self, backend: Backend, path: str) -> tuple[int, bytes]:
         pool = self._pools.get(backend.backend_id)
         head = self._pools.own_request_head(backend.backend_id, "GET", path)
         exchange = await pool.open(head, b"", method="GET", replayable=True)
