@@ -68,3 +68,4 @@ class AnswerObserver:
         elif self._room_bytes >= 0:
             self.usage, self.finish_reason, self.response_id = observe_json(self.api, b"".join(self._json))
         self._json.clear()
+        self._on_first_token = None  # it knows the turn, which knows us: leave no cycle to the collector

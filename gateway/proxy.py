@@ -35,7 +35,7 @@ from gateway.fleet.registry import Fleet
 from gateway.handover import Handover
 from gateway.metrics import GatewayMetrics
 from gateway.observe import AnswerObserver
-from gateway.record import Recorder
+from gateway.record import CLIENT_CLOSED_REQUEST, Recorder
 from gateway.routing.failover import RetryBudget, may_try_another
 from gateway.routing.health import Outcome, outcome_of_status
 from gateway.routing.key_watch import KeyWatch
@@ -275,7 +275,12 @@ class Proxy:
         turn.status = exchange.status
         is_event_stream = _is_event_stream(exchange)
         observer = self._observe(turn, exchange, reservation, is_event_stream)
-        relay = ClientRelay(request, observer.feed if observer is not None else None)
+        try:
+            relay = ClientRelay(request, observer.feed if observer is not None else None)
+        except ConnectionResetError:  # the client left in this very moment; its cancellation is on its way
+            exchange.abort()
+            turn.is_client_gone = True
+            return web.Response(status=CLIENT_CLOSED_REQUEST)
         try:
             relay.send_head(
                 exchange.status,

@@ -8,6 +8,7 @@ ports, because metrics are per process; an order given at one of them reaches th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -69,4 +70,7 @@ async def _keep(
                     other.terminate()
             return status if status > 0 else 1
         log_event("worker_restarted", worker=worker, status=status)
-        await asyncio.sleep(RESTART_PAUSE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RESTART_PAUSE_S):
+                await stopping.wait()
+                return 0

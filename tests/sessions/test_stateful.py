@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import pytest
 from fakes.redis_server import RedisProcess
 from hypothesis import HealthCheck, settings
@@ -114,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.settle())
         held = self.living(key)
         if held is not None and held.version == binding.version:
-            self.table[key] = msgspec.structs.replace(
+            self.table[key] = replace(
                 held,
                 context_tokens=tokens,
                 num_turns=max(held.num_turns, turns),
