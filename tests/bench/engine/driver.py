@@ -20,7 +20,7 @@ JOB_TIMEOUT_S = 240.0
 
 
 class EngineFailed(Exception):
-    """The worker program did not answer; the message says where its log is."""
+    """The worker program did not answer; the message names its log."""
 
 
 class RunningEngine:
@@ -101,4 +101,5 @@ class RunningEngine:
     def _failed(self, what: str) -> EngineFailed:
         self._process.kill()
         self._process.wait()
-        return EngineFailed(f"its program {what}; see {self._log}")
+        print(f"log: {self._log}", flush=True)  # the report is read elsewhere and names no path
+        return EngineFailed(f"its program {what}; its log is {self._log.name}")

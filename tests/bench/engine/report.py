@@ -134,7 +134,7 @@ def _cell(values: list[float], base: float | None, digits: int) -> str:
 
 def _floor(results: Results) -> list[str]:
     """How far decoding is from reading all weights once per step at the memory's speed."""
-    if not results.bytes_per_s or not results.weight_bytes:
+    if not results.bytes_per_s or OURS not in results.runs:
         return []
     bytes_per_s = statistics.median(results.bytes_per_s)
     floor_s = results.weight_bytes / bytes_per_s
