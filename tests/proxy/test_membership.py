@@ -74,7 +74,7 @@ def facts_of(key: str) -> RequestFacts:
 
 
 def test_hundreds_of_changes_in_a_large_fleet() -> None:
-    """B08: backends leave and return 500 times in a fleet of 200 under load; nothing fails or is left over."""
+    """B08: backends leave and return 500 times, 200 in all, under load; nothing fails or is left over."""
     router = Router(RoutingSettings(virtual_nodes=16))
     rows = {
         BackendId(f"b{number}"): Backend(
