@@ -38,7 +38,7 @@ _MARKER_REACH: Final = 96  # a cache marker on the last part of a message lies t
 _MAX_MARKERS: Final = 4  # Anthropic's limit of cache breakpoints in one request
 _LARGE_MESSAGE: Final = 16_384  # smaller ones hold no picture worth looking for
 _ATTACHMENT_BYTES: Final = 4_096  # text that costs an engine about as much as one picture
-_TEXT_BLOCK: Final = 2_048  # a bare prompt has no messages: its prefix is matched in blocks of this size
+_TEXT_BLOCK: Final = 2_048  # text without messages, and long messages, are matched in blocks of this size
 
 
 class _Head(msgspec.Struct):
@@ -122,9 +122,12 @@ class PromptReader:
                 turn = canonical_message(turn)
             elif size > _LARGE_MESSAGE:
                 size -= _attachment_excess(turn)
-            chain = xxh3_64_intdigest(turn, chain)
             total += size
-            prefix.append(Message(chain_hash=chain, num_bytes=size))
+            if size <= _TEXT_BLOCK or size < len(turn):
+                chain = xxh3_64_intdigest(turn, chain)
+                prefix.append(Message(chain_hash=chain, num_bytes=size))
+            else:  # two long messages may share a document and then part: match them in blocks
+                chain = _chain_blocks(prefix, chain, turn, self._max_prefix)
         prompt.prefix = tuple(prefix)
         prompt.num_bytes = total + sum(map(len, turns[self._max_prefix :]))
 
@@ -141,14 +144,9 @@ class PromptReader:
         block = self._system_block(scope, body, [])
         text = body.text
         prefix = []
-        chain = scope.seed
         if block is not None:
-            chain = block.chain_hash
-            prefix.append(Message(chain_hash=chain, num_bytes=len(body.system) + len(body.tools)))
-        for start in range(0, min(len(text), _TEXT_BLOCK * self._max_prefix), _TEXT_BLOCK):
-            piece = text[start : start + _TEXT_BLOCK]
-            chain = xxh3_64_intdigest(piece, chain)
-            prefix.append(Message(chain_hash=chain, num_bytes=len(piece)))
+            prefix.append(Message(chain_hash=block.chain_hash, num_bytes=len(body.system) + len(body.tools)))
+        _chain_blocks(prefix, scope.seed if block is None else block.chain_hash, text, self._max_prefix)
         num_bytes = len(body.system) + len(body.tools) + len(text)
         return Prompt(system=block, prefix=tuple(prefix), num_bytes=num_bytes)
 
@@ -184,6 +182,17 @@ class PromptReader:
         parts = length_prefixed(tools, *map(to_bytes, kept))
         key = PromptKey(self._hasher.hex_key(b"prompt:", scope, parts))
         return SystemBlock(key, xxh3_64_intdigest(parts, scope.seed))
+
+
+def _chain_blocks(prefix: list[Message], chain: int, text: bytes, max_prefix: int) -> int:
+    """Add `text` to the prefix in fixed blocks, the last one possibly short. Returns the chain's new end."""
+    for start in range(0, len(text), _TEXT_BLOCK):
+        if len(prefix) > max_prefix:
+            break
+        block = text[start : start + _TEXT_BLOCK]
+        chain = xxh3_64_intdigest(block, chain)
+        prefix.append(Message(chain_hash=chain, num_bytes=len(block)))
+    return chain
 
 
 class _Roles:

@@ -317,3 +317,15 @@ def test_four_markers_are_seen_and_other_members_of_a_part_are_kept() -> None:
 
 def _compact(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def test_long_messages_match_by_blocks(parse: Parse) -> None:
+    """Two questions about one long document share nearly all of their prefix, though no message is equal."""
+    document = "A clause of the contract. " * 1000
+    one, two = (
+        parse({"model": "m", "messages": [{"role": "user", "content": document + question}]}).prefix
+        for question in ("Who pays?", "Who signs?")
+    )
+    shared = {message.chain_hash for message in one} & {message.chain_hash for message in two}
+    assert sum(message.num_bytes for message in one if message.chain_hash in shared) > 0.9 * len(document)
+    assert one[-1].chain_hash != two[-1].chain_hash
