@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import uvloop
 from aiohttp import web
@@ -33,6 +34,7 @@ from gateway.loop_lag import LoopLag
 from gateway.metrics import GatewayMetrics
 from gateway.proxy import Proxy, ProxyParts
 from gateway.record import Recorder
+from gateway.replay.recording import RecordingRouter
 from gateway.replica import ReplicaLink
 from gateway.routing.router import Router
 from gateway.sessions.open_store import open_load_board, open_order_board, open_store
@@ -53,12 +55,18 @@ class Gateway:
         *,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
+        record_path: Path | None = None,
     ) -> None:
         self.config = config
         self._environ, self._clock = environ, clock
         secret = key_secret(environ)
         self.metrics = GatewayMetrics()
-        self.router = Router(config.routing)
+        self._recording = record_path.open("ab") if record_path is not None else None
+        self.router = (
+            Router(config.routing)
+            if self._recording is None
+            else RecordingRouter(config.routing, self._write_recording)
+        )
         self.fleet = Fleet(config.health, on_view=self._on_view, on_change=self._on_change, clock=clock)
         self.sessions = open_store(config.sessions, clock=clock, environ=environ)
         self.operator = Operator(self.fleet, open_order_board(self.sessions), clock=clock)
@@ -138,6 +146,8 @@ class Gateway:
         await self.pools.close()
         await self.sessions.close()
         self.loop_lag.stop()
+        if self._recording is not None:
+            self._recording.close()
 
     async def _finish_running(self, timeout_s: float) -> None:
         """Wait for running answers; at the deadline tell the streams in band why they end."""
@@ -167,6 +177,10 @@ class Gateway:
         )
         token = self._environ.get(self.config.admin.token_env)
         return AdminApi(parts, token=token).application()
+
+    def _write_recording(self, line: bytes) -> None:
+        assert self._recording is not None
+        self._recording.write(line + b"\n")
 
     # -- what the fleet tells
 
@@ -208,14 +222,14 @@ class Gateway:
         return ["session_store"] if self.sessions.stats().is_degraded else []
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, record_path: Path | None = None) -> int:
     """Run one gateway until SIGTERM or SIGINT. A second signal ends it at once."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
+        return runner.run(_serve(config, record_path))
 
 
-async def _serve(config: Config) -> int:
-    gateway = Gateway(config)
+async def _serve(config: Config, record_path: Path | None) -> int:
+    gateway = Gateway(config, record_path=record_path)
     await gateway.start()
     gc.collect()
     gc.freeze()  # what start-up made lives for ever: the collector need not look at it again

@@ -15,6 +15,7 @@ COMMANDS = {
     "gateway": "run one gateway in front of a fleet",
     "worker": "run one torch worker (options: homing worker --help)",
     "status": "show the fleet: backends, states, sessions, hit rate, KV blocks",
+    "replay": "play recorded decisions again and compare them, bit for bit",
     "simulate": "replay a trace against routing policies, without a fleet",
 }
 

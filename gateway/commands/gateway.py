@@ -36,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="a backend, may be repeated; replaces the backends of the file",
     )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="append every decision and what led to it, for homing replay",
+    )
     parser.add_argument("--worker", type=int, metavar="N", help=argparse.SUPPRESS)
     parser.add_argument(
         "--die-with-parent", action="store_true", help="end when the process that started this one ends"
@@ -58,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     if config.workers > 1 and options.worker is None:
         return asyncio.run(run_workers(config.workers))
     try:
-        return serve(for_worker(config, options.worker or 0))
+        return serve(for_worker(config, options.worker or 0), options.record)
     except OSError as error:
         raise UsageError(
             f"cannot listen: {error.strerror or error}. Stop what uses the port, or choose another in "

@@ -1,12 +1,13 @@
 """Record what a router was told and what it decided; play it back and compare, bit for bit.
 
-One JSON object a line: first the settings, then each event with its time. Floats survive JSON exactly, so
-equality is equality of values, not "close enough". A recording holds hashes and sizes, never prompt text.
+`homing gateway --record FILE` writes one, `homing replay FILE` checks it. One JSON object a line: first the
+settings, then each event with its time. Floats survive JSON exactly, so equality is equality of values, not
+"close enough". A recording holds hashes and sizes, never prompt text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -20,7 +21,7 @@ from gateway.values import BackendId, Binding, Decision, FleetView, RequestFacts
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a recording; which fields are set depends on `event`."""
 
-    event: str  # settings | view | decide | reserve | first_token | release | load
+    event: str  # settings | view | decide | reserve | first_token | release | load | others
     now_s: float = 0.0
     settings: RoutingSettings | None = None
     view: FleetView | None = None
@@ -35,29 +36,30 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completed: bool = False
     backend_id: BackendId | None = None
     load: tuple[int, int, float] | None = None  # running, waiting, KV usage
+    others: dict[BackendId, tuple[float, int]] | None = None  # what other replicas have outstanding
 
 
-class Recorder:
-    """Stands before a router with the same calls and writes each of them down."""
+class RecordingRouter(Router):
+    """A router that hands on each call made to it, and each decision, as a line."""
 
-    def __init__(self, settings: RoutingSettings) -> None:
-        self.router = Router(settings)
-        self.lines: list[bytes] = []
+    def __init__(self, settings: RoutingSettings, write_line: Callable[[bytes], object]) -> None:
+        super().__init__(settings)
+        self._write_line = write_line
         self._numbers: dict[Reservation, int] = {}
         self._next_number = 0
         self._write(Entry(event="settings", settings=settings))
 
     def _write(self, entry: Entry) -> None:
-        self.lines.append(msgspec.json.encode(entry))
+        self._write_line(msgspec.json.encode(entry))
 
     def observe_view(self, view: FleetView, now_s: float) -> None:
-        self.router.observe_view(view, now_s)
+        super().observe_view(view, now_s)
         self._write(Entry(event="view", now_s=now_s, view=view))
 
     def observe_load(
         self, backend_id: BackendId, *, num_running: int, num_waiting: int, kv_usage: float, now_s: float
     ) -> None:
-        self.router.observe_load(
+        super().observe_load(
             backend_id, num_running=num_running, num_waiting=num_waiting, kv_usage=kv_usage, now_s=now_s
         )
         load = (num_running, num_waiting, kv_usage)
@@ -81,26 +83,41 @@ class Recorder:
             by_ring=by_ring,
         )
         try:
-            decision = self.router.decide(facts, binding, now_s, excluded=excluded, by_ring=by_ring)
+            decision = super().decide(facts, binding, now_s, excluded=excluded, by_ring=by_ring)
         except GatewayError as error:
             self._write(msgspec.structs.replace(asked, error=error.code))
             raise
         self._write(msgspec.structs.replace(asked, decision=decision))
         return decision
 
-    def reserve(self, facts: RequestFacts, decision: Decision, now_s: float) -> Reservation:
-        reservation = self.router.reserve(facts, decision, now_s)
+    def observe_others(self, loads: Mapping[BackendId, tuple[float, int]], now_s: float) -> None:
+        super().observe_others(loads, now_s)
+        self._write(Entry(event="others", now_s=now_s, others=dict(loads)))
+
+    def reserve(
+        self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None
+    ) -> Reservation:
+        reservation = super().reserve(facts, decision, now_s, backend_id=backend_id)
         number = self._numbers[reservation] = self._next_number
         self._next_number += 1
-        self._write(Entry(event="reserve", now_s=now_s, facts=facts, decision=decision, number=number))
+        self._write(
+            Entry(
+                event="reserve",
+                now_s=now_s,
+                facts=facts,
+                decision=decision,
+                backend_id=backend_id,
+                number=number,
+            )
+        )
         return reservation
 
     def first_token(self, reservation: Reservation, now_s: float) -> None:
-        self.router.first_token(reservation, now_s)
+        super().first_token(reservation, now_s)
         self._write(Entry(event="first_token", now_s=now_s, number=self._numbers[reservation]))
 
     def release(self, reservation: Reservation, now_s: float, usage: Usage | None, completed: bool) -> None:
-        self.router.release(reservation, now_s, usage, completed)
+        super().release(reservation, now_s, usage, completed)
         number = self._numbers.pop(reservation)
         self._write(Entry(event="release", now_s=now_s, number=number, usage=usage, completed=completed))
 
@@ -154,10 +171,14 @@ def _apply(router: Router, entry: Entry, held: dict[int, Reservation]) -> None:
         router.observe_load(
             entry.backend_id, num_running=running, num_waiting=waiting, kv_usage=usage, now_s=entry.now_s
         )
+    elif entry.others is not None:
+        router.observe_others(entry.others, entry.now_s)
     elif entry.event == "reserve":
         assert entry.facts is not None
         assert entry.decision is not None
-        held[entry.number] = router.reserve(entry.facts, entry.decision, entry.now_s)
+        held[entry.number] = router.reserve(
+            entry.facts, entry.decision, entry.now_s, backend_id=entry.backend_id
+        )
     elif entry.event == "first_token":
         router.first_token(held[entry.number], entry.now_s)
     elif entry.event == "release":

@@ -294,7 +294,7 @@ class Router:
         while silent and silent[0][0] <= now_s:
             reservation = heapq.heappop(silent)[2]
             if not reservation.is_released:
-                self.first_token(reservation, now_s)
+                self._end_prefill(reservation, now_s)
                 reservation.service_s = None  # predicted, not observed: nothing to learn from
 
     def _share(self, slot: int, model: str | None, now_s: float) -> float:
@@ -304,6 +304,9 @@ class Router:
 
     def first_token(self, reservation: Reservation, now_s: float) -> None:
         """The answer began: its prefill is done. Changes the load. Later calls change nothing."""
+        self._end_prefill(reservation, now_s)
+
+    def _end_prefill(self, reservation: Reservation, now_s: float) -> None:
         if reservation.is_answered or reservation.is_released:
             return
         reservation.is_answered = True
@@ -320,7 +323,7 @@ class Router:
         assert not reservation.is_released, "a reservation is released exactly once"
         self._settle_silent(now_s)
         was_answered = reservation.is_answered
-        self.first_token(reservation, now_s)
+        self._end_prefill(reservation, now_s)
         reservation.is_released = True
         if not self._is_current(reservation):
             return  # its backend has left the fleet, and the counts with it

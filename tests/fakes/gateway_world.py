@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import httpx
@@ -55,11 +56,13 @@ class GatewayWorld:
         *,
         num_gateways: int = 1,
         environ: dict[str, str] | None = None,
+        record_path: Path | None = None,
         **config: Any,
     ) -> None:
         self.backends = [ProbedBackend() for _ in range(num_backends)]
         self._config = config
         self._environ = environ or {}
+        self._record_path = record_path
         self._num_gateways = num_gateways
         self.gateways: list[Gateway] = []
         self.clients: list[httpx.AsyncClient] = []
@@ -81,7 +84,7 @@ class GatewayWorld:
             **self._config,
         }
         for _ in range(self._num_gateways):
-            gateway = Gateway(parse_config(data), environ=self._environ)
+            gateway = Gateway(parse_config(data), environ=self._environ, record_path=self._record_path)
             await gateway.start()
             self.gateways.append(gateway)
             self.clients.append(httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}", timeout=10))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.gateway_world import GatewayWorld
+
+from gateway.commands import replay as replay_command
+from gateway.replay.recording import replay
 
 
 async def test_every_turn_of_a_session_lands_on_one_backend() -> None:
@@ -179,3 +184,21 @@ async def test_equal_system_prompts_are_one_group_in_every_shape(messages: list[
         groups.add((await world.admin.post("/admin/v1/route", json=plain)).json()["prompt_group"])
         assert len(groups) == 1
         assert groups != {None}
+
+
+async def test_recorded_decisions_replay_bit_for_bit(tmp_path: Path) -> None:
+    """What a live gateway decided, with streams, a drain and a death, comes out the same played again."""
+    recording = tmp_path / "decisions.jsonl"
+    async with GatewayWorld(num_backends=3, record_path=recording) as world:
+        for number in range(30):
+            await world.chat(f"s{number % 7}", stream=number % 2 == 0)
+            if number == 10:
+                await world.admin.post("/admin/v1/backends/b0/drain")
+            if number == 20:
+                await world.backends[1].stop()
+        assert (await world.chat(model="no-such-model")).status_code == 404
+    lines = recording.read_bytes().splitlines()
+    assert sum(b'"event":"decide"' in line for line in lines) > 30
+    assert list(replay(lines)) == []
+    options = argparse.Namespace(recording=recording)
+    assert replay_command.run(options) == 0

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 from routing.routing_worlds import backend, bind, fleet, names, request
 
 from gateway.errors import NoBackend
-from gateway.replay.recording import Entry, Recorder, replay
+from gateway.replay.recording import Entry, RecordingRouter, replay
 from gateway.routing.settings import RoutingSettings
 from gateway.values import BackendId, BackendState, Binding, Usage
 
@@ -27,7 +27,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "decisions.jsonl"
 
 def play() -> list[bytes]:
     """Drive a recorder through placements, hits, spills, a restart, a drain, a death and fail-over."""
-    recorder = Recorder(RoutingSettings(prefill_tokens_per_s=2000.0, kv_capacity_tokens=20_000))
+    lines: list[bytes] = []
+    settings = RoutingSettings(prefill_tokens_per_s=2000.0, kv_capacity_tokens=20_000)
+    recorder = RecordingRouter(settings, lines.append)
     rows = {name: backend(name) for name in names(4)}
     recorder.observe_view(fleet(*rows.values()), 0.0)
     bindings: dict[str, Binding] = {}
@@ -60,7 +62,7 @@ def play() -> list[bytes]:
         recorder.release(held, now_s + 0.2, usage if step % 5 else None, completed=step % 8 != 0)
     with pytest.raises(NoBackend):
         recorder.decide(request("s"), None, 99.0, excluded=frozenset(BackendId(name) for name in names(4)))
-    return recorder.lines
+    return lines
 
 
 def test_a_recording_replays_bit_for_bit() -> None:
