@@ -192,6 +192,8 @@ class Proxy:
         router = self._parts.router
         reservation = router.reserve(turn.facts, decision, self._clock())
         turn.decision, turn.affinity = decision, decision.affinity
+        backend = self._parts.fleet.view.get(decision.backend_id)
+        turn.epoch = backend.epoch if backend is not None else 0
         try:
             yield reservation
         finally:
@@ -205,18 +207,16 @@ class Proxy:
             return True
         if binding is not None and binding.backend_id == backend_id and decision.affinity is Affinity.HIT:
             return True
-        backend = self._parts.fleet.view.get(backend_id)
-        epoch = backend.epoch if backend else 0
         if binding is None:
             held = await self._parts.sessions.claim(
-                facts.session_key, backend_id, epoch, deadline_s=turn.store_deadline_s
+                facts.session_key, backend_id, turn.epoch, deadline_s=turn.store_deadline_s
             )
         else:
             held = await self._parts.sessions.rebind(
                 facts.session_key,
                 binding.version,
                 backend_id,
-                epoch,
+                turn.epoch,
                 binding.context_tokens,
                 deadline_s=turn.store_deadline_s,
             )

@@ -40,6 +40,7 @@ class Recorder:
         if turn.is_client_gone:
             turn.status = CLIENT_CLOSED_REQUEST
         await self._renew(turn)
+        self._remember_response(turn)
         self._count(turn, now_s)
         if self._access_log is not None:
             self._access_log.write(_access_line(turn, now_s))
@@ -60,11 +61,13 @@ class Recorder:
         await self._sessions.renew(
             facts.session_key, binding, context_tokens=context_tokens, num_turns=binding.num_turns + 1
         )
-        response_id = turn.observer.response_id
-        if turn.api is Api.RESPONSES and response_id:
-            # a follow-up that names this answer must come to the backend that stored it
+
+    def _remember_response(self, turn: Turn) -> None:
+        """A follow-up that names this answer must come to the backend that stored it."""
+        response_id = turn.observer.response_id if turn.observer is not None else None
+        if turn.api is Api.RESPONSES and response_id and turn.decision is not None:
             key = self._parser.response_session_key(turn.tenant, response_id)
-            self._spawn(self._sessions.claim(key, binding.backend_id, binding.epoch, context_tokens))
+            self._spawn(self._sessions.claim(key, turn.decision.backend_id, turn.epoch))
 
     def _spawn(self, write: Coroutine[Any, Any, object]) -> None:
         task = asyncio.ensure_future(write)

@@ -29,6 +29,7 @@ class Turn:
     is_store_away: bool = False  # the store could not bind this session
     decision: Decision | None = None  # the last one made
     affinity: Affinity = Affinity.UNPINNED
+    epoch: int = 0  # life of the chosen backend's cache when it was chosen
     tried: frozenset[BackendId] = frozenset()  # backends that failed this request
     num_attempts: int = 0
     moved_reason: str | None = None  # why the session changed its home, if it did

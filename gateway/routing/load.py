@@ -29,6 +29,7 @@ class LoadTable:
         "_own_wait",
         "_stale_s",
         "_window_s",
+        "adopted",
         "foreign_requests",
         "in_flight",
         "recent",
@@ -50,6 +51,7 @@ class LoadTable:
         self.in_flight: list[int] = []
         self.unanswered: list[int] = []  # in flight without a first token
         self.recent: list[float] = []
+        self.adopted: list[int] = []  # sessions of lost homes taken in
         self.turn: list[float] = []  # virtual time of the fair rotation among equal backends
 
     def open_slot(self, slot: int) -> None:
@@ -58,12 +60,14 @@ class LoadTable:
             for column in (self._own_wait, self._foreign_wait, self._foreign_until_s, self.wait, self.recent):
                 column.append(0.0)
             self.turn.append(0.0)
+            self.adopted.append(0)
             self._last_prefilled_s.append(float("-inf"))
             for counts in (self.in_flight, self.unanswered, self.foreign_requests):
                 counts.append(0)
         self._own_wait[slot] = self._foreign_wait[slot] = self._foreign_until_s[slot] = 0.0
         self.wait[slot] = self.recent[slot] = self.turn[slot] = 0.0
         self.in_flight[slot] = self.unanswered[slot] = self.foreign_requests[slot] = 0
+        self.adopted[slot] = max(self.adopted)  # nothing to catch up on
 
     def stored(self, work_s: float, now_s: float) -> float:
         """Return what work of this moment weighs in the units of `recent`. Changes nothing."""

@@ -23,6 +23,7 @@ class Question:
         "context_bytes",
         "facts",
         "home",
+        "is_moved",
         "now_s",
         "prompt_tokens",
         "shares",
@@ -52,6 +53,7 @@ class Question:
         self.now_s = now_s
         # what the binding says that the home holds, where other replicas route turns that we never see
         self.context_bytes = 0.0
+        self.is_moved = False  # a session that has lost its home
 
 
 class Surroundings:

@@ -160,6 +160,17 @@ class Roster:
             weights=None if all(weight == 1.0 for weight in weights.values()) else weights,
         )
 
+    def warming(self, pool: Pool, now_s: float) -> tuple[dict[int, float], float]:
+        """Return the shares of the backends in their slow start, and the sum of all shares."""
+        open_slots = pool.tiers[0]
+        shares = self.shares(open_slots, pool, now_s) if open_slots else None
+        if shares is None or now_s - pool.last_joined_s >= self._settings.slow_start_s:
+            return {}, 1.0
+        warming = {
+            slot: share for slot, share in shares.items() if share < 0.999 * (self.weights[slot] or 1.0)
+        }
+        return warming, sum(shares.values())
+
     def shares(self, slots: tuple[int, ...], pool: Pool, now_s: float) -> dict[int, float] | None:
         """Return the effective weight of each slot, or None if all are plainly 1.
 

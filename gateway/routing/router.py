@@ -27,6 +27,7 @@ from gateway.routing.roster import ALL_TIERS, OPEN_TIERS, Pool, Roster
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex, Shadow
 from gateway.routing.traffic import Traffic
+from gateway.routing.welcome import Welcome
 from gateway.values import (
     Affinity,
     Api,
@@ -57,6 +58,7 @@ class Router:
         self._tokens = TokenRatio(settings)
         self._shadow = Shadow(settings.shadow_entries_per_backend)
         self._lives: list[int] = []
+        self._welcome_book = Welcome()
         self._silent: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
         self._num_silent = 0
         self._told_until_s = -math.inf  # until when other replicas' own word on their load counts
@@ -179,9 +181,13 @@ class Router:
                 )
         if by_ring and home is None:
             slots = self._first_on_ring(facts, slots)
+        elif binding is None and facts.session_key is not None:
+            owed = self._welcome_book.owed(slots)
+            slots = slots if owed is None else (owed,)
         chain, prompt_tokens, ratio = self._measure(facts, binding)
         shares = roster.shares(slots, pool, now_s) if slots else None
         question = Question(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
+        question.is_moved = binding is not None and home is None
         if binding is not None and home is not None and now_s <= self._told_until_s:
             question.context_bytes = binding.context_tokens / ratio
         ranked = tuple(self._policy.rank(question))
@@ -282,7 +288,16 @@ class Router:
             heapq.heappush(self._silent, (finish_s, self._num_silent, reservation))
         self._load.send(slot, reservation.prefill_s, share, now_s)
         self._policy.on_reserve(reservation)
+        if decision.affinity is Affinity.NEW:
+            self._note_new_session(slot, facts.model, now_s)
+        elif decision.affinity in (Affinity.MOVED, Affinity.FAILOVER):
+            self._load.adopted[slot] += 1
         return reservation
+
+    def _note_new_session(self, slot: int, model: str | None, now_s: float) -> None:
+        pool = self._roster.pool(model)
+        warming, total_share = self._roster.warming(pool, now_s)
+        self._welcome_book.note_new_session(slot, warming, total_share)
 
     def _settle_silent(self, now_s: float) -> None:
         """Take prefills that must be over by now as done. Changes the load.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -144,6 +145,11 @@ class GatewayWorld:
         messages = fields.pop("messages", [{"role": "user", "content": text}])
         body = {"model": "fake-model", "messages": messages, **fields}
         return await client.post("/v1/chat/completions", json=body, headers=headers)
+
+    def ages_s(self) -> list[float]:
+        """How long each backend has been in its present state."""
+        now_s = time.monotonic()
+        return [now_s - backend.since_s for backend in self.gateway.fleet.view.backends.values()]
 
     def served(self) -> collections.Counter[int]:
         """Requests by backend number."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.backend import respond
 from fakes.gateway_world import GatewayWorld
 
 from gateway.commands import replay as replay_command
@@ -202,3 +204,22 @@ async def test_recorded_decisions_replay_bit_for_bit(tmp_path: Path) -> None:
     assert list(replay(lines)) == []
     options = argparse.Namespace(recording=recording)
     assert replay_command.run(options) == 0
+
+
+async def test_follow_ups_of_a_response_reach_the_backend_that_stored_it() -> None:
+    """B44: no session id at all; previous_response_id, GET and cancel all go where the answer was made."""
+    async with GatewayWorld(num_backends=4) as world:
+        for number in range(6):
+            body = {"id": f"resp_{number}", "object": "response", "output": [], "usage": {"input_tokens": 5}}
+            for backend in world.backends:
+                backend.default = respond(json.dumps(body).encode())
+            first = await world.client.post("/v1/responses", json={"model": "fake-model", "input": "hi"})
+            home = first.headers["x-homing-backend"]
+            previous = {"model": "fake-model", "input": "more", "previous_response_id": f"resp_{number}"}
+            follow_up = await world.client.post("/v1/responses", json=previous)
+            assert follow_up.headers["x-homing-backend"] == home
+            assert follow_up.headers["x-homing-key-source"] == "response_id"
+            shown = await world.client.get(f"/v1/responses/resp_{number}")
+            assert shown.headers["x-homing-backend"] == home
+            cancelled = await world.client.post(f"/v1/responses/resp_{number}/cancel")
+            assert cancelled.headers["x-homing-backend"] == home

@@ -25,7 +25,10 @@ from gateway.values import (
 
 async def test_an_added_backend_gets_its_share_at_once_and_disturbs_nobody() -> None:
     """B07: a fourth backend is added: old sessions keep their homes, about a quarter of new ones come."""
-    async with GatewayWorld(num_backends=3) as world, ProbedBackend() as fourth:
+    async with (
+        GatewayWorld(num_backends=3, routing={"slow_start_s": 0.5}) as world,
+        ProbedBackend() as fourth,
+    ):
         homes = {f"s{n}": (await world.chat(f"s{n}")).headers["x-homing-backend"] for n in range(90)}
         added = await world.admin.post(
             "/admin/v1/backends", json={"id": "b3", "url": fourth.base_url, "engine": "vllm"}

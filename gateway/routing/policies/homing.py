@@ -152,17 +152,21 @@ class HomingPolicy(EventlessPolicy):
         return roster.ring.owners(key, count, allowed, roster.slot_of)
 
     def _break_ties(self, question: Question, priced: list[_Priced]) -> list[_Priced]:
-        """Move the ring's choice to the front if its price is as good as the best."""
+        """Move the ring's choice to the front if its price is as good as the best.
+
+        The sessions of a lost backend choose between two successors by how many each has taken in, which
+        spreads them nearly evenly (the power of two choices, Mitzenmacher 2001).
+        """
         settings, best = self._around.settings, priced[0][0]
         limit = best + max(settings.tie_margin_s, settings.tie_gain * best)
         ties = [item[1] for item in priced if item[0] <= limit]
         if len(ties) == 1:
             return priced
-        ring_slots = self._ring_slots(question, frozenset(ties), 1)
+        turn, in_flight = self._around.load.turn, self._around.load.in_flight
+        ring_slots = self._ring_slots(question, frozenset(ties), 2 if question.is_moved else 1)
         if ring_slots:
-            winner = ring_slots[0]
+            winner = min(ring_slots, key=self._around.load.adopted.__getitem__)
         else:
-            turn, in_flight = self._around.load.turn, self._around.load.in_flight
             winner = min(ties, key=lambda slot: (in_flight[slot], turn[slot], slot))
         place = next(index for index, item in enumerate(priced) if item[1] == winner)
         return [priced[place], *priced[:place], *priced[place + 1 :]]
