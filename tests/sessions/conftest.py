@@ -77,7 +77,7 @@ async def redis_harness(url: str, client: Redis) -> AsyncIterator[Harness]:
     """The Redis store on a manual clock; the server's time is moved by rewriting what it keeps. The budget is
     one that a busy machine does not exceed by chance."""
     clock = ManualClock()
-    settings = RedisSettings(url=url, budget_ms=2000)
+    settings = RedisSettings(url=url, budget_ms=10_000)
     async with started_redis_store(settings, ttl_s=TTL_S, clock=clock) as store:
         await until_live(store)
 

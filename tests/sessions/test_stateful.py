@@ -213,7 +213,7 @@ def test_two_replicas_are_one_table(shared_redis: RedisProcess) -> None:
         async def open_stores(self) -> list[Any]:
             self.client = Redis.from_url(shared_redis.url)
             await self.client.flushall()
-            config = RedisSettings(url=shared_redis.url, budget_ms=1000, flush_interval_ms=10_000)
+            config = RedisSettings(url=shared_redis.url, budget_ms=10_000, flush_interval_ms=10_000)
             stores = [RedisStore(config, ttl_s=TTL_S, clock=self.clock, environ={}) for _ in range(2)]
             for store in stores:
                 await store.start()
