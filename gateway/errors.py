@@ -87,13 +87,6 @@ class UnsupportedMediaType(GatewayError):
     source = "downstream"
 
 
-class HeadersTooLarge(GatewayError):
-    status = 431
-    code = "headers_too_large"
-    error_type = "invalid_request_error"
-    source = "downstream"
-
-
 class TooManyRequests(GatewayError):
     status = 429
     code = "rate_limit_exceeded"

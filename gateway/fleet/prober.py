@@ -60,22 +60,13 @@ class Prober:
         self._health, self._settings = health, settings
         self._on_report = on_report
         self._tasks: dict[BackendId, asyncio.Task[None]] = {}
-        self._wake: dict[BackendId, asyncio.Event] = {}
 
     def sync(self, view: FleetView) -> None:
         """Start and stop tasks so that they match the view."""
         for backend_id in self._tasks.keys() - view.backends.keys():
             self._tasks.pop(backend_id).cancel()
-            self._wake.pop(backend_id, None)
         for backend_id in view.backends.keys() - self._tasks.keys():
-            self._wake[backend_id] = asyncio.Event()
             self._tasks[backend_id] = asyncio.ensure_future(self._watch(backend_id))
-
-    def wake(self, backend_id: BackendId) -> None:
-        """Probe now: a request has just failed there."""
-        event = self._wake.get(backend_id)
-        if event is not None:
-            event.set()
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -87,33 +78,23 @@ class Prober:
     async def _watch(self, backend_id: BackendId) -> None:
         """Probe for ever. Supervisor of its own rounds: a bug in one round must not end the watching."""
         round_number = 0
-        wake = self._wake[backend_id]
         while True:
             backend = self._fleet.view.get(backend_id)
             if backend is None:
                 return
-            wake.clear()
             try:
                 await self._round(backend, round_number)
             except Exception:
                 log_event("probe_failed_unexpectedly", level=logging.ERROR, backend=backend_id)
                 logging.getLogger(__name__).exception("probe round")
             round_number += 1
-            await self._pause(backend_id, wake)
+            await self._pause(backend_id)
 
-    async def _pause(self, backend_id: BackendId, wake: asyncio.Event) -> None:
+    async def _pause(self, backend_id: BackendId) -> None:
         is_suspect = self._fleet.health.is_suspect(backend_id)
         interval_s = self._health.suspect_interval_s if is_suspect else self._health.probe_interval_s
         # jitter: probes of many backends by many gateways must not march in step
-        delay_s = interval_s * random.uniform(0.9, 1.1)
-        if is_suspect:
-            await asyncio.sleep(delay_s)
-            return
-        try:
-            async with asyncio.timeout(delay_s):
-                await wake.wait()
-        except TimeoutError:
-            return
+        await asyncio.sleep(interval_s * random.uniform(0.9, 1.1))
 
     async def _round(self, backend: Backend, round_number: int) -> None:
         dialect = DIALECTS[backend.engine]

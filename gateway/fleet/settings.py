@@ -8,8 +8,6 @@ import msgspec
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Scrapes and drains."""
 
-    scrape_interval_s: float = 2.0
-    """Time between reads of a backend's metrics (load, cache size, start time)."""
     scrape_limit_bytes: int = 8 * 1024 * 1024
     drain_deadline_s: float = 600.0
     """Default time after which a drained backend's remaining bindings are dropped."""
@@ -22,7 +20,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Replays per second: they compete with live requests at the new homes."""
 
     def __post_init__(self) -> None:
-        if self.scrape_interval_s <= 0 or self.drain_deadline_s < 0:
-            raise ValueError("scrape_interval_s must be above 0 and drain_deadline_s at least 0")
+        if self.drain_deadline_s < 0:
+            raise ValueError("drain_deadline_s must be at least 0")
         if min(self.prewarm_sessions, self.prewarm_memory_bytes) < 0 or self.prewarm_per_s <= 0:
             raise ValueError("prewarm options must not be negative, and prewarm_per_s above 0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +12,10 @@ import httpx
 import psutil
 import pytest
 from fakes.gateway_world import ProbedBackend
-from fakes.redis_server import redis_server, require_redis_server
+from fakes.redis_server import free_port, redis_server, require_redis_server
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def wait_ready(*admin_ports: int) -> None:

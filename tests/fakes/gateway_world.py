@@ -77,7 +77,6 @@ class GatewayWorld:
             "admin": {"port": 0},
             "log": {"access": False, "level": "error"},
             "health": FAST_HEALTH,
-            "fleet": {"scrape_interval_s": 0.1},
             "backends": [
                 {"id": f"b{number}", "url": backend.base_url, "engine": "vllm"}
                 for number, backend in enumerate(self.backends)

@@ -112,7 +112,7 @@ async def test_a_removed_backend_loses_exactly_its_own_sessions() -> None:
 
 async def test_prewarm_computes_the_largest_sessions_at_their_new_homes() -> None:
     """Prewarm on: the largest session's prompt is replayed elsewhere, for one token, and bound there."""
-    settings = {"prewarm_sessions": 1, "prewarm_per_s": 100.0, "scrape_interval_s": 0.1}
+    settings = {"prewarm_sessions": 1, "prewarm_per_s": 100.0}
     async with GatewayWorld(num_backends=2, fleet=settings) as world:
 
         def usage(tokens: int) -> Any:
