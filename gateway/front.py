@@ -15,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
+from gateway.downstream.tunnel import wants_websocket
 from gateway.errors import GatewayError, ModelNotFound, NoBackend
 from gateway.fleet.registry import Fleet
 from gateway.metrics import GatewayMetrics
@@ -67,6 +68,8 @@ class Front:
             if api is Api.MODELS:
                 return self._show_model(route)
             turn = Turn(request_id=request_id, api=api, target=route.target, started_s=self._clock())
+            if api is Api.REALTIME:
+                turn.is_upgrade = wants_websocket(request)
             return await self._proxy.serve(request, route, turn)
         except GatewayError as error:
             return self._refuse(api, error, request_id)

@@ -28,7 +28,8 @@ from aiohttp import web
 
 from gateway.config import Config
 from gateway.downstream.body import read_body
-from gateway.downstream.relay import ClientRelay
+from gateway.downstream.relay import ClientRelay, close_response
+from gateway.downstream.tunnel import tunnel
 from gateway.errors import GatewayError, Overloaded, ShuttingDown, UpstreamError, UpstreamUnavailable
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
@@ -119,6 +120,9 @@ class Proxy:
         except GatewayError as error:
             turn.error, turn.status = error, error.status
             raise
+        except ConnectionResetError:  # the client left in this very moment; its cancellation is on its way
+            turn.is_client_gone = True
+            return web.Response(status=CLIENT_CLOSED_REQUEST)
         except asyncio.CancelledError:
             if self._is_ending:
                 task.uncancel()
@@ -146,6 +150,7 @@ class Proxy:
             turn.body,
             tenant=turn.tenant,
             path=route.path,
+            query=route.query,
             content_encoding=request.headers.get("content-encoding"),
         )
         turn.facts = self.key_watch.judge(facts)
@@ -184,6 +189,8 @@ class Proxy:
                     self._parts.metrics.count(self._parts.metrics.retries, error.code)
                     turn.tried |= {decision.backend_id}
                     continue
+                if exchange.status == 101:
+                    return await self._tunnel(request, turn, exchange)
                 return await self._relay(request, turn, exchange, reservation)
 
     @contextmanager
@@ -241,7 +248,7 @@ class Proxy:
         head = self._request_head(request, turn, decision, pool)
         if turn.sent_s is None:
             turn.sent_s = self._clock()
-        exchange = await pool.open(head, turn.body, method=request.method)
+        exchange = await pool.open(head, turn.body, method=request.method, may_upgrade=turn.is_upgrade)
         has_retry_after = exchange.status >= 429 and find_header(exchange.headers, b"retry-after") is not None
         outcome = outcome_of_status(exchange.status, has_retry_after=has_retry_after)
         self._parts.fleet.observe_outcome(decision.backend_id, outcome, f"status_{exchange.status}")
@@ -263,6 +270,7 @@ class Proxy:
             body_length=len(turn.body) if has_body else None,
             request_id=turn.request_id,
             authorization=f"Bearer {api_key}" if api_key else None,
+            is_upgrade=turn.is_upgrade,
         )
 
     async def _relay(
@@ -277,11 +285,6 @@ class Proxy:
         observer = self._observe(turn, exchange, reservation, is_event_stream)
         try:
             relay = ClientRelay(request, observer.feed if observer is not None else None)
-        except ConnectionResetError:  # the client left in this very moment; its cancellation is on its way
-            exchange.abort()
-            turn.is_client_gone = True
-            return web.Response(status=CLIENT_CLOSED_REQUEST)
-        try:
             relay.send_head(
                 exchange.status,
                 exchange.reason,
@@ -303,6 +306,22 @@ class Proxy:
             if observer is not None:
                 observer.finish()
         return relay.response
+
+    async def _tunnel(self, request: web.BaseRequest, turn: Turn, exchange: Exchange) -> web.StreamResponse:
+        """Join client and backend until one of them ends; at the drain deadline both do."""
+        turn.status = exchange.status
+        try:
+            return await tunnel(
+                request, exchange, self._answer_headers(turn, exchange, is_event_stream=False)
+            )
+        except asyncio.CancelledError:
+            if not self._is_ending:
+                raise
+            cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
+            turn.error = _leaving()
+            return close_response()
+        finally:
+            exchange.abort()  # does nothing once the tunnel has had it
 
     def _break_off(self, turn: Turn, relay: ClientRelay, error: GatewayError, is_event_stream: bool) -> None:
         """End a begun answer that cannot be completed: a stream says why, and nothing looks complete."""

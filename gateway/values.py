@@ -42,6 +42,7 @@ class Api(enum.Enum):
     MODELS = "models"
     GENERATE = "generate"
     AUDIO = "audio"
+    REALTIME = "realtime"
     OTHER = "other"
 
 

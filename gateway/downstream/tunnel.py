@@ -1,10 +1,11 @@
-"""WebSocket (or any other upgrade to raw bytes) through the gateway: two transports joined, nothing parsed.
+"""WebSocket through the gateway: two transports joined, nothing parsed.
 
 Decision: after the backend's `101` the gateway is a pipe. Frames are not looked at, so no extension or
-subprotocol needs to be known here. Either side's end ends the other; each side's slowness holds the other
+subprotocol needs to be known here, and when the gateway ends a tunnel it sends no close frame: that could
+land inside a frame of the backend's. Either side's end ends the other; each side's slowness holds the other
 back; silence in both directions for the upstream's `idle_timeout_s` ends both.
 
-Knows nothing of WebSocket. The client's bytes come through aiohttp's public `set_parser`, the hook that
+The client's bytes come through aiohttp's public `set_parser`, the hook that
 its own WebSocket implementation uses.
 """
 
@@ -14,18 +15,31 @@ import asyncio
 from collections.abc import Iterable
 from typing import cast
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http import WebSocketReader
 
 from gateway.downstream.connection import ClientConnection
 from gateway.downstream.relay import close_response
 from gateway.upstream.exchange import Carrier, Exchange
 
+_HEAD = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+
+
+def wants_websocket(request: web.BaseRequest) -> bool:
+    """Whether this is the opening handshake of a WebSocket (RFC 6455, 4.1; HTTP/1.0 cannot upgrade)."""
+    connection = ",".join(request.headers.getall("connection", ())).lower()
+    return (
+        request.method == "GET"
+        and request.version >= HttpVersion11
+        and request.headers.get("upgrade", "").strip().lower() == "websocket"
+        and "upgrade" in (token.strip() for token in connection.split(","))
+    )
+
 
 async def tunnel(
     request: web.BaseRequest, exchange: Exchange, headers: Iterable[tuple[bytes, bytes]]
 ) -> web.StreamResponse:
-    """Answer 101 with the backend's `headers` and pass bytes both ways until one side ends.
+    """Answer 101 with the backend's end-to-end `headers` and pass bytes both ways until one side ends.
 
     Raises ConnectionResetError when the client has gone, UpstreamReset when the backend has. Cancelling
     closes both sides.
@@ -35,9 +49,7 @@ async def tunnel(
         raise ConnectionResetError("the client has gone")
     carrier, backend = exchange.take_over()
     pipe = _Pipe(client, backend, carrier)
-    head = b"".join(
-        [b"HTTP/1.1 101 Switching Protocols\r\n", *(b"%b: %b\r\n" % header for header in headers)]
-    )
+    head = b"".join([_HEAD, *(b"%b: %b\r\n" % header for header in headers)])
     client.write(head + b"\r\n" + exchange.early)
     connection = request.protocol
     assert isinstance(connection, ClientConnection)

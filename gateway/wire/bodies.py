@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Raw
@@ -22,6 +23,7 @@ from gateway.values import Api
 ABSENT: Final = Raw(b"")
 _GUARDED_BYTES: Final = 1 << 20  # below this size, counting items would cost more than it can save
 _MAX_MODEL_LENGTH: Final = 512
+_MAX_QUERY_FIELDS: Final = 64
 _PARAM: Final = re.compile(r"(?:required field `|at `\$\.)([A-Za-z_]+)")
 
 # Half a surrogate pair, or (group 1) both halves.
@@ -128,6 +130,23 @@ class BodyDecoder:
             return self._decode(api, repaired)
         except (msgspec.DecodeError, RecursionError) as error:
             raise _refused(error) from error
+
+    def from_query(self, query: str) -> Body:
+        """Return what the query of a request without body says, its parameters taken for members of one.
+
+        For WebSockets, where a browser can set neither a header nor a body. Raises BadRequest.
+        """
+        try:
+            members = dict(parse_qsl(query, max_num_fields=_MAX_QUERY_FIELDS))
+        except ValueError as error:
+            raise BadRequest(f"the query has more than {_MAX_QUERY_FIELDS} parameters") from error
+        model = members.get("model")
+        return Body(
+            model=None if model is None else _checked_model(model),
+            names=tuple(
+                Raw(msgspec.json.encode(members[name])) if name in members else ABSENT for name in self.names
+            ),
+        )
 
     def _decode(self, api: Api, body: bytes) -> Body:
         decoder = self._full.get(api._value_)

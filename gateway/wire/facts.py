@@ -57,6 +57,7 @@ class FactsParser:
         *,
         tenant: str = "default",
         path: str = "",
+        query: str = "",
         content_encoding: str | None = None,
     ) -> RequestFacts:
         """Return the facts of one request; `path` is the matched route's path.
@@ -67,7 +68,10 @@ class FactsParser:
         response_id = response_id_of(path) if api is Api.RESPONSES else None
         if response_id is not None:
             return self._stored_response(tenant, response_id)
-        parsed = self._read_body(api, body, content_encoding)
+        if api is Api.REALTIME:
+            parsed = self._decoder.from_query(query)
+        else:
+            parsed = self._read_body(api, body, content_encoding)
         scope = self._hasher.scope(tenant, parsed.model)
         names = Names(self._finder.scan(raw_headers), parsed, tenant, scope)
         is_cacheless = api._value_ in _CACHELESS or path in _CACHELESS_PATHS

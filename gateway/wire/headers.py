@@ -37,6 +37,7 @@ _HOP_BY_HOP: Final = frozenset(
 _SET_BY_US: Final = frozenset({b"accept-encoding", b"content-length", b"expect", b"host", b"x-request-id"})
 _FORWARDED: Final = frozenset({b"forwarded", b"x-real-ip"})
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
+_UPGRADE: Final = (b"connection: upgrade", b"upgrade: websocket")
 _ORDINARY_CONNECTION: Final = frozenset({b"", b"close", b"keep-alive"})
 _INTERNAL_PREFIX: Final = b"x-homing-"
 # Our own names for sessions are meant for a next gateway in the chain.
@@ -69,11 +70,12 @@ class RequestHeads:
         body_length: int | None,
         request_id: str,
         authorization: str | None = None,
+        is_upgrade: bool = False,
     ) -> bytes:
         """Return the request head, blank line included.
 
-        `body_length` None means no body; `authorization` replaces the client's credentials. Raises
-        BadRequest where a value holds a line break or NUL. One pass, O(headers).
+        `body_length` None means no body; `authorization` replaces the client's credentials; `is_upgrade`
+        asks for a WebSocket. Raises BadRequest where a value holds a line break or NUL. One pass, O(headers).
         """
         dropped = self._dropped if authorization is None else self._dropped_with_key
         prefixes = self._prefixes
@@ -94,6 +96,8 @@ class RequestHeads:
             lines.append(b"authorization: " + authorization.encode("latin-1"))
         if body_length is not None:
             lines.append(b"content-length: %d" % body_length)
+        if is_upgrade:
+            lines += _UPGRADE
         head = b"\r\n".join(lines)
         num_breaks = len(lines) + 1  # the first element brought two of its own
         if head.count(b"\n") != num_breaks or head.count(b"\r") != num_breaks or b"\0" in head:

@@ -63,7 +63,7 @@ class RouteTable:
     def __init__(self, passthrough_paths: Iterable[str] = ()) -> None:
         table = {path: Route(api=api, path=path) for api, paths in _OPERATIONS.items() for path in paths}
         table["/v1/models"] = Route(api=Api.MODELS, path="/v1/models", methods=_GET, is_session_routed=False)
-        table["/v1/realtime"] = Route(api=Api.OTHER, path="/v1/realtime", methods=("GET",))
+        table["/v1/realtime"] = Route(api=Api.REALTIME, path="/v1/realtime", methods=("GET",))
         for path in passthrough_paths:
             clean = normalise_path(path)
             table.setdefault(

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from fakes.raw_client import RawClient
+from fakes.websocket_engine import WebSocketEngine
 
 from gateway.downstream.relay import ClientRelay
 from gateway.downstream.server import make_server
@@ -16,57 +17,13 @@ from gateway.downstream.settings import DownstreamSettings
 from gateway.downstream.tunnel import tunnel
 from gateway.upstream.pool import UpstreamPool
 from gateway.upstream.settings import UpstreamSettings
-
-
-class Engine:
-    """A WebSocket echo server; says `greeting` before it is asked, and closes on `bye`."""
-
-    def __init__(self) -> None:
-        self.num_open = 0
-        self.changed = asyncio.Event()
-        self.port = 0
-        self._runner: web.AppRunner
-
-    async def start(self) -> None:
-        application = web.Application()
-        application.router.add_get("/v1/realtime", self._serve)
-        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        await self._runner.cleanup()
-
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
-        if request.query.get("model") == "none":
-            return web.json_response({"error": "no such model"}, status=404)
-        socket = web.WebSocketResponse(protocols=("realtime",), max_msg_size=1 << 24)
-        await socket.prepare(request)
-        self.num_open += 1
-        self.changed.set()
-        await socket.send_str("greeting")
-        async for message in socket:
-            if message.data == "bye":
-                break
-            await (socket.send_bytes if message.type is aiohttp.WSMsgType.BINARY else socket.send_str)(
-                message.data
-            )
-        self.num_open -= 1
-        self.changed.set()
-        return socket
-
-    async def wait_open(self, count: int, timeout_s: float = 2.0) -> None:
-        async with asyncio.timeout(timeout_s):
-            while self.num_open != count:
-                self.changed.clear()
-                await self.changed.wait()
+from gateway.wire.headers import response_headers
 
 
 class Gateway:
     """The shortest gateway that tunnels."""
 
-    def __init__(self, engine: Engine, settings: UpstreamSettings) -> None:
+    def __init__(self, engine: WebSocketEngine, settings: UpstreamSettings) -> None:
         self.pool = UpstreamPool(f"http://127.0.0.1:{engine.port}", settings)
         self.port = 0
         self.idle = asyncio.Event()
@@ -89,7 +46,7 @@ class Gateway:
             exchange = await self.pool.open(head, b"", method="GET", may_upgrade=True)
             try:
                 if exchange.status == 101:
-                    return await tunnel(request, exchange, exchange.headers)
+                    return await tunnel(request, exchange, response_headers(exchange.headers))
                 relay = ClientRelay(request)
                 relay.send_head(exchange.status, exchange.reason, [], content_length=exchange.content_length)
                 await exchange.relay(relay)
@@ -101,15 +58,15 @@ class Gateway:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    made = Engine()
+async def engine() -> AsyncIterator[WebSocketEngine]:
+    made = WebSocketEngine()
     await made.start()
     yield made
     await made.stop()
 
 
 @pytest.fixture
-async def gateway(engine: Engine) -> AsyncIterator[Gateway]:
+async def gateway(engine: WebSocketEngine) -> AsyncIterator[Gateway]:
     made = Gateway(engine, UpstreamSettings())
     await made.start()
     yield made
@@ -123,7 +80,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_messages_pass_both_ways(
-    engine: Engine, gateway: Gateway, session: aiohttp.ClientSession
+    engine: WebSocketEngine, gateway: Gateway, session: aiohttp.ClientSession
 ) -> None:
     """Text and 2 MB of binary are echoed, a message that comes before any question arrives, and the
     subprotocol is the engine's choice."""
@@ -140,7 +97,7 @@ async def test_messages_pass_both_ways(
 
 
 async def test_engine_that_closes_ends_the_client(
-    engine: Engine, gateway: Gateway, session: aiohttp.ClientSession
+    engine: WebSocketEngine, gateway: Gateway, session: aiohttp.ClientSession
 ) -> None:
     """The engine's close frame reaches the client, and both connections end."""
     async with session.ws_connect(f"ws://127.0.0.1:{gateway.port}/v1/realtime") as socket:
@@ -151,7 +108,7 @@ async def test_engine_that_closes_ends_the_client(
     await engine.wait_open(0)
 
 
-async def test_client_that_vanishes_frees_the_engine(engine: Engine, gateway: Gateway) -> None:
+async def test_client_that_vanishes_frees_the_engine(engine: WebSocketEngine, gateway: Gateway) -> None:
     """FIN or RST of the client, without a close frame, ends the engine's side at once."""
     request = (
         b"GET /v1/realtime HTTP/1.1\r\nHost: t\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -179,7 +136,7 @@ async def test_refused_upgrade_is_an_ordinary_answer(
     assert refusal.value.status == 404
 
 
-async def test_silent_tunnel_ends(engine: Engine, session: aiohttp.ClientSession) -> None:
+async def test_silent_tunnel_ends(engine: WebSocketEngine, session: aiohttp.ClientSession) -> None:
     """Silence in both directions for the idle timeout ends the tunnel; traffic keeps it open."""
     gateway = Gateway(engine, UpstreamSettings(idle_timeout_s=0.2))
     await gateway.start()

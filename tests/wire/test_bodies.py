@@ -17,7 +17,7 @@ from gateway.wire.settings import KeySettings
 
 Parse = Callable[..., RequestFacts]
 
-JSON_APIS = [api for api in Api if api not in (Api.MODELS, Api.OTHER, Api.AUDIO)]
+JSON_APIS = [api for api in Api if api not in (Api.MODELS, Api.OTHER, Api.AUDIO, Api.REALTIME)]
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -220,6 +220,23 @@ def test_multipart_forms_give_their_model(parse: Parse) -> None:
 def test_apis_without_a_known_body_use_headers_alone(parse: Parse, api: Api) -> None:
     """Pass-through paths may carry anything."""
     assert parse(b"\xff not json", {"x-session-id": "s"}, api=api).key_source is KeySource.HEADER
+
+
+def test_a_query_speaks_for_a_request_without_body(parse: Parse) -> None:
+    """Parameters of `/v1/realtime` count as members of a body would, so a session keeps one key."""
+    query = "model=org%2Fm&session_id=s-1&session_id=&other=x"
+    facts = parse(b"", api=Api.REALTIME, query=query)
+    assert (facts.model, facts.key_source, facts.sets_binding) == ("org/m", KeySource.BODY, True)
+    in_header = parse(b"", {"x-session-id": "s-1"}, api=Api.REALTIME, query="model=org/m")
+    assert in_header.session_key == facts.session_key
+    assert parse(b"", api=Api.REALTIME).key_source is KeySource.NONE
+
+
+@pytest.mark.parametrize("query", ["model=%20", "model=" + "m" * 10_000, "a=b&" * 1_000])
+def test_a_query_that_no_engine_could_serve_is_refused(parse: Parse, query: str) -> None:
+    """Bad models, and more parameters than anybody needs, are the client's errors."""
+    with pytest.raises(BadRequest):
+        parse(b"", api=Api.REALTIME, query=query)
 
 
 SCALARS = st.sampled_from(

@@ -55,6 +55,21 @@ def test_a_request_without_body_has_no_length() -> None:
     assert build([], body_length=0)[-1] == b"content-length: 0"
 
 
+def test_an_upgrade_is_asked_for_in_our_own_words() -> None:
+    """The client's Connection list cannot take the upgrade away, nor bring a second one."""
+    lines = build(
+        [
+            (b"Connection", b"keep-alive, Upgrade, sec-websocket-protocol"),
+            (b"Upgrade", b"WebSocket"),
+            (b"Sec-WebSocket-Key", b"abc"),
+            (b"Sec-WebSocket-Protocol", b"realtime"),
+        ],
+        body_length=None,
+        is_upgrade=True,
+    )
+    assert lines[3:] == [b"Sec-WebSocket-Key: abc", b"connection: upgrade", b"upgrade: websocket"]
+
+
 @pytest.mark.parametrize(
     "name", [*KeySettings().headers, "x-homing-auxiliary", "traceparent", "tracestate", "x-parent-session-id"]
 )

@@ -44,7 +44,7 @@ def table() -> RouteTable:
         ("GET", "/v1/models", Api.MODELS),
         ("HEAD", "/v1/models", Api.MODELS),
         ("GET", "/v1/models/org/model-7b", Api.MODELS),
-        ("GET", "/v1/realtime", Api.OTHER),
+        ("GET", "/v1/realtime", Api.REALTIME),
         ("PUT", "/custom/api", Api.OTHER),
     ],
 )
