@@ -8,6 +8,9 @@ need redis-server redis-server
 need redis-sentinel redis-sentinel
 need redis-cli redis-tools
 need g++ g++
+need haproxy haproxy
+need nginx nginx-light
+need systemd-analyze systemd
 
 [ -n "$missing" ] || exit 0
 if ! command -v apt-get >/dev/null 2>&1; then
