@@ -19,9 +19,11 @@ import uvloop
 from aiohttp import web
 
 from gateway.admin.api import AdminApi, AdminParts, backend_of
-from gateway.config import Config, key_secret
+from gateway.config import BackendSettings, Config, key_secret
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.server import make_server
+from gateway.fleet.discovery import Discovery
+from gateway.fleet.discovery_sources import make_sources
 from gateway.fleet.engine_metrics import EngineReport
 from gateway.fleet.operator import Operator
 from gateway.fleet.pools import UpstreamPools
@@ -74,6 +76,14 @@ class Gateway:
             self.router, open_load_board(self.sessions, clock=clock), self.operator, clock=clock
         )
         self.pools = UpstreamPools(self.fleet, config.upstream)
+        discovery = config.fleet.discovery
+        self.discovery = Discovery(
+            make_sources(discovery, environ),
+            self.fleet,
+            self._join,
+            interval_s=discovery.interval_s,
+            timeout_s=discovery.timeout_s,
+        )
         self.prober = Prober(self.fleet, self.pools, config.health, config.fleet, on_report=self._on_report)
         self.parser = FactsParser(config.keys, secret, max_decoded_bytes=config.downstream.max_body_bytes)
         access_log = AccessLog() if config.log.access else None
@@ -109,8 +119,8 @@ class Gateway:
         try:
             await self.sessions.start()
             for settings in self.config.backends:
-                api_key = self._environ.get(settings.api_key_env) if settings.api_key_env else None
-                self.fleet.add(backend_of(settings), api_key=api_key)
+                self._join(settings)
+            self.discovery.start()
             self.loop_lag.start()
             if self.config.sessions.store == "redis":
                 self.replica_link.start()
@@ -139,6 +149,7 @@ class Gateway:
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
+        await self.discovery.close()
         await self.replica_link.close()
         await self.handover.close()
         await self.prober.close()
@@ -181,6 +192,11 @@ class Gateway:
     def _write_recording(self, line: bytes) -> None:
         assert self._recording is not None
         self._recording.write(line + b"\n")
+
+    def _join(self, settings: BackendSettings) -> None:
+        """Add a backend, with its key from the environment."""
+        api_key = self._environ.get(settings.api_key_env) if settings.api_key_env else None
+        self.fleet.add(backend_of(settings), api_key=api_key)
 
     # -- what the fleet tells
 

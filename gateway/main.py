@@ -14,6 +14,7 @@ COMMANDS = {
     "up": "start a gateway and workers on this machine, supervised",
     "gateway": "run one gateway in front of a fleet",
     "worker": "run one torch worker (options: homing worker --help)",
+    "health": "ask a gateway or worker whether it is well, for health checks",
     "status": "show the fleet: backends, states, sessions, hit rate, KV blocks",
     "replay": "play recorded decisions again and compare them, bit for bit",
     "simulate": "replay a trace against routing policies, without a fleet",

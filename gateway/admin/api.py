@@ -48,6 +48,8 @@ class DrainOrder(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How long bound sessions may take to leave."""
 
     deadline_s: float | None = None
+    until_restart: bool = False
+    """The order is for this life of the backend's process: once that has restarted, it is over."""
 
 
 class MoveOrder(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -179,7 +181,9 @@ class AdminApi:
         order = await _read(request, DrainOrder) if request.can_read_body else DrainOrder()
         default_s = self._parts.config.fleet.drain_deadline_s
         await self._parts.operator.drain(
-            backend.backend_id, default_s if order.deadline_s is None else order.deadline_s
+            backend.backend_id,
+            default_s if order.deadline_s is None else order.deadline_s,
+            is_until_restart=order.until_restart,
         )
         return await self._show_backend(request)
 

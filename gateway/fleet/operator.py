@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from gateway.fleet.registry import Fleet
 from gateway.sessions.order_board import Order, OrderBoard
 from gateway.values import BackendId, BackendState
@@ -35,12 +37,22 @@ class Operator:
         self._fleet.cordon(backend_id)
         await self._tell(backend_id, Order(wants="cordoned", weight=self._weight(backend_id)))
 
-    async def drain(self, backend_id: BackendId, deadline_s: float) -> None:
-        self._fleet.drain(backend_id, deadline_s)
+    async def drain(
+        self, backend_id: BackendId, deadline_s: float, *, is_until_restart: bool = False
+    ) -> None:
+        """Drain it, for good or for this life of its process: who restarts it need not undrain it then."""
+        backend = self._fleet.view.get(backend_id)
+        epoch = backend.epoch if backend is not None and is_until_restart else None
+        self._fleet.drain(backend_id, deadline_s, epoch=epoch)
         deadline_wall_s = self._wall_clock() + deadline_s
         await self._tell(
             backend_id,
-            Order(wants="draining", deadline_wall_s=deadline_wall_s, weight=self._weight(backend_id)),
+            Order(
+                wants="draining",
+                deadline_wall_s=deadline_wall_s,
+                epoch=epoch,
+                weight=self._weight(backend_id),
+            ),
         )
 
     async def undrain(self, backend_id: BackendId) -> None:
@@ -51,10 +63,7 @@ class Operator:
     async def set_weight(self, backend_id: BackendId, weight: float) -> None:
         self._fleet.set_weight(backend_id, weight)
         before = self._orders.get(backend_id, Order())
-        await self._tell(
-            backend_id,
-            Order(wants=before.wants, deadline_wall_s=before.deadline_wall_s, weight=weight),
-        )
+        await self._tell(backend_id, msgspec.structs.replace(before, weight=weight))
 
     async def remove(self, backend_id: BackendId) -> None:
         self._fleet.remove(backend_id)
@@ -97,7 +106,7 @@ class Operator:
                 self._fleet.set_weight(backend_id, order.weight)
             if order.wants == BackendState.DRAINING.value:
                 left_s = (order.deadline_wall_s or self._wall_clock()) - self._wall_clock()
-                self._fleet.drain(backend_id, max(0.0, left_s))
+                self._fleet.drain(backend_id, max(0.0, left_s), epoch=order.epoch)
             elif order.wants == BackendState.CORDONED.value:
                 self._fleet.cordon(backend_id)
             elif before.wants:

@@ -32,6 +32,7 @@ class _Row:
     api_key: str | None = None
     wants: BackendState | None = None  # CORDONED or DRAINING when an operator asked
     drain_deadline_s: float | None = None
+    drained_epoch: int | None = None  # the drain is over once the backend's epoch is a later one
     report: EngineReport = field(default_factory=EngineReport)
 
 
@@ -104,19 +105,25 @@ class Fleet:
 
     def cordon(self, backend_id: BackendId) -> None:
         """No new sessions; bound ones stay."""
-        self._row(backend_id).wants = BackendState.CORDONED
+        row = self._row(backend_id)
+        row.wants, row.drained_epoch = BackendState.CORDONED, None
         self._publish("cordon")
 
-    def drain(self, backend_id: BackendId, deadline_s: float) -> None:
-        """No new sessions; bound ones move at their next turn, nobody waits beyond the deadline."""
+    def drain(self, backend_id: BackendId, deadline_s: float, *, epoch: int | None = None) -> None:
+        """No new sessions; bound ones move at their next turn, nobody waits beyond the deadline.
+
+        With an epoch the order is for that life of the backend only: once it has restarted, it is over.
+        """
         row = self._row(backend_id)
         row.wants, row.drain_deadline_s = BackendState.DRAINING, self._clock() + deadline_s
+        row.drained_epoch = epoch
+        self._end_drain_of_earlier_life(row)
         self._publish("drain")
 
     def undrain(self, backend_id: BackendId) -> None:
         """Take back a cordon or a drain."""
         row = self._row(backend_id)
-        row.wants, row.drain_deadline_s = None, None
+        row.wants, row.drain_deadline_s, row.drained_epoch = None, None, None
         self._publish("undrain")
 
     # -- what was observed
@@ -151,7 +158,13 @@ class Fleet:
                 kv_capacity_tokens=capacity,
                 since_s=self._clock() if is_new_life else row.backend.since_s,
             )
+            self._end_drain_of_earlier_life(row)
             self._publish("new_epoch")
+
+    @staticmethod
+    def _end_drain_of_earlier_life(row: _Row) -> None:
+        if row.drained_epoch is not None and row.backend.epoch > row.drained_epoch:
+            row.wants, row.drain_deadline_s, row.drained_epoch = None, None, None
 
     def _epoch_of(self, row: _Row, report: EngineReport) -> int:
         if report.start_time_s is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.fleet.discovery_settings import DiscoverySettings
+
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Scrapes and drains."""
@@ -18,6 +20,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Most memory for those requests; the longest unused go first."""
     prewarm_per_s: float = 2.0
     """Replays per second: they compete with live requests at the new homes."""
+    discovery: DiscoverySettings = DiscoverySettings()
+    """Sources of backends that come and go by themselves, beside the list `backends`."""
 
     def __post_init__(self) -> None:
         if self.drain_deadline_s < 0:

@@ -22,6 +22,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     wants: Literal["", "cordoned", "draining", "removed"] = ""
     deadline_wall_s: float | None = None  # of a drain, on the wall clock: replicas share no other
+    epoch: int | None = None  # of a drain that is for one life of the backend only
     weight: float | None = None
 
 

@@ -159,3 +159,18 @@ def test_late_evidence_about_a_removed_backend_is_ignored() -> None:
     world.fleet.observe_report(A, EngineReport(start_time_s=1.0))
     world.fleet.observe_models(A, frozenset({"m"}))
     assert not world.fleet.view.backends
+
+
+def test_a_drain_for_one_life_does_not_touch_a_later_one() -> None:
+    """A replica that learns such an order late, after the restart, does not drain the new process."""
+    world = World()
+    world.add(A)
+    world.bring_up(A)
+    world.fleet.observe_report(A, EngineReport(start_time_s=200.0))
+    world.fleet.drain(A, 60.0, epoch=100)
+    assert world.fleet.view.backends[A].state is BackendState.READY
+    world.fleet.drain(A, 60.0, epoch=200)
+    assert world.fleet.view.backends[A].state is BackendState.DRAINING
+    world.fleet.cordon(A)  # a later order replaces it whole
+    world.fleet.observe_report(A, EngineReport(start_time_s=300.0))
+    assert world.fleet.view.backends[A].state is BackendState.CORDONED

@@ -149,3 +149,17 @@ async def test_an_unknown_backend_is_404_with_the_known_names(path: str) -> None
         assert answer.status_code == 404
         assert answer.headers["content-type"] == "application/problem+json"
         assert "known: b0" in answer.json()["detail"]
+
+
+async def test_a_drain_until_restart_is_over_when_the_backend_returns() -> None:
+    """A pod that drains itself before it stops need not find somebody to undrain it when it is back."""
+    async with GatewayWorld(num_backends=2) as world:
+        order = {"until_restart": True}
+        assert (await world.admin.post("/admin/v1/backends/b0/drain", json=order)).status_code == 200
+        assert world.state(0) == "draining"
+        port = world.backends[0].port
+        await world.backends[0].stop()
+        await world.wait_for(lambda: world.state(0) == "down")
+        world.backends[0].start_time_s += 100
+        await world.backends[0].start(port)
+        await world.wait_for(lambda: world.state(0) == "ready")

@@ -1,0 +1,71 @@
+"""Options of discovery: which sources say what backends there are, beside the list `backends`.
+
+A source says *where* engines are; all of its backends share the rest (engine, weight, key).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class DnsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every address of a name is a backend: a headless service, or a round-robin record. Plain HTTP only,
+    because a certificate names hosts and not addresses."""
+
+    host: str
+    """Name to resolve, such as `vllm-headless.models.svc.cluster.local`."""
+    port: int = 8000
+    engine: str = "vllm"
+    weight: float = 1.0
+    labels: dict[str, str] = {}
+    api_key_env: str | None = None
+
+    def __post_init__(self) -> None:
+        _require_port(self.port)
+
+
+class FileSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A YAML list of backends, each as in `backends`, read again when it changes."""
+
+    path: str
+
+
+class KubernetesSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The ready pods of a service, from the cluster's EndpointSlices, each under its pod's name.
+
+    Needs a service account that may list `endpointslices` of group `discovery.k8s.io` in the namespace."""
+
+    service: str
+    namespace: str | None = None
+    """The gateway's own namespace when absent."""
+    port: int | None = None
+    """Port of the pods; the first one of the service when absent."""
+    engine: str = "vllm"
+    weight: float = 1.0
+    labels: dict[str, str] = {}
+    api_key_env: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.port is not None:
+            _require_port(self.port)
+
+
+class DiscoverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Backends that come and go by themselves."""
+
+    dns: tuple[DnsSource, ...] = ()
+    files: tuple[FileSource, ...] = ()
+    kubernetes: tuple[KubernetesSource, ...] = ()
+    interval_s: float = 5.0
+    """How often the sources are asked."""
+    timeout_s: float = 5.0
+    """Longest wait for one answer."""
+
+    def __post_init__(self) -> None:
+        if min(self.interval_s, self.timeout_s) <= 0:
+            raise ValueError("interval_s and timeout_s must be above 0")
+
+
+def _require_port(port: int) -> None:
+    if not 0 < port <= 65535:
+        raise ValueError(f"port must be 1..65535, got {port}")
