@@ -105,7 +105,7 @@ class Gateway:
                 clock=clock,
             )
         )
-        self.front = Front(self.proxy, self.fleet, self.metrics, clock=clock)
+        self.front = Front(self.proxy, self.fleet, self.metrics, config, clock=clock)
         self.front.degraded = self._degraded
         self.loop_lag = LoopLag()
         self.metrics.add_state(lambda: state_metrics(self))

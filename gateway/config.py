@@ -25,6 +25,7 @@ from gateway.routing.settings import RoutingSettings
 from gateway.sessions.settings import SessionsSettings
 from gateway.upstream.address import parse_base_url
 from gateway.upstream.settings import UpstreamSettings
+from gateway.wire.routes import check_passthrough
 from gateway.wire.settings import HeaderSettings, KeySettings
 
 BACKEND_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -132,12 +133,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     downstream: DownstreamSettings = DownstreamSettings()
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()
+    passthrough_paths: tuple[str, ...] = ()
+    """Further paths that go to a backend as they are: `/v1/files`, or `/v1/files/*` for all below it. They
+    are routed by session headers alone, and clients reach whatever an engine offers there."""
     workers: int = 1
     """Gateway processes that share the port; more than one needs `sessions.store: redis`."""
     drain_timeout_s: float = 30.0
     """How long running requests may go on after SIGTERM."""
 
     def __post_init__(self) -> None:
+        for path in self.passthrough_paths:
+            check_passthrough(path)
         seen_ids: set[str] = set()
         seen_urls: dict[str, str] = {}
         for backend in self.backends:

@@ -73,6 +73,15 @@ class MethodNotAllowed(GatewayError):
         self.allow = allow
 
 
+class RequestTimeout(GatewayError):
+    """The client stalled in the middle of its request body."""
+
+    status = 408
+    code = "request_timeout"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
 class BodyTooLarge(GatewayError):
     status = 413
     code = "request_too_large"
@@ -83,6 +92,15 @@ class BodyTooLarge(GatewayError):
 class UnsupportedMediaType(GatewayError):
     status = 415
     code = "unsupported_media_type"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
+class ExpectationFailed(GatewayError):
+    """The request expects something other than `100-continue`."""
+
+    status = 417
+    code = "expectation_failed"
     error_type = "invalid_request_error"
     source = "downstream"
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
+from gateway.config import Config
+from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.tunnel import wants_websocket
 from gateway.errors import GatewayError, ModelNotFound, NoBackend
 from gateway.fleet.registry import Fleet
@@ -38,11 +40,13 @@ class Front:
         proxy: Proxy,
         fleet: Fleet,
         metrics: GatewayMetrics,
+        config: Config,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._proxy, self._fleet, self._metrics, self._clock = proxy, fleet, metrics, clock
-        self._routes = RouteTable()
+        self._routes = RouteTable(config.passthrough_paths)
+        self._cors = Cors(config.downstream.cors) if config.downstream.cors is not None else None
         self.is_leaving = False
         self.degraded: Callable[[], list[str]] = list
         self._local = {
@@ -57,6 +61,12 @@ class Front:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Never raises anything but cancellation."""
+        if request.method == "OPTIONS":
+            return self._answer_options(request)
+        response = await self._answer(request)
+        return self._permit(request, response) if isinstance(response, web.Response) else response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         local = self._local.get(request.path)
         if local is not None and request.method in ("GET", "HEAD"):
             return local(request)
@@ -66,8 +76,10 @@ class Front:
             route = self._routes.match(request.method, request.raw_path)
             api = route.api
             if api is Api.MODELS:
-                return self._show_model(route)
+                return self._show_model(route) if route.path != "/v1/models" else self._list_models(request)
             turn = Turn(request_id=request_id, api=api, target=route.target, started_s=self._clock())
+            if self._cors is not None:
+                turn.cors_headers = _encoded(self._cors.answer_headers(request.headers.get("origin")))
             if api is Api.REALTIME:
                 turn.is_upgrade = wants_websocket(request)
             return await self._proxy.serve(request, route, turn)
@@ -76,6 +88,31 @@ class Front:
         except Exception:
             logging.getLogger(__name__).exception("unforeseen error in request %s", request_id)
             return self._refuse(api, GatewayError("internal error of the gateway"), request_id)
+
+    def _answer_options(self, request: web.BaseRequest) -> web.Response:
+        """Tell which methods a path takes (RFC 9110, 9.3.7), and browsers what pages may send there."""
+        try:
+            methods = (*self._methods(request), "OPTIONS")
+        except GatewayError as error:
+            return self._permit(request, self._refuse(dialect_of(request.raw_path), error, _new_request_id()))
+        response = web.Response(status=204, headers={"allow": ", ".join(methods)})
+        if self._cors is None or "access-control-request-method" not in request.headers:
+            return self._permit(request, response)
+        asked = request.headers.get("access-control-request-headers")
+        origin = request.headers.get("origin")
+        response.headers.extend(self._cors.preflight_headers(origin, asked, methods))
+        return response
+
+    def _methods(self, request: web.BaseRequest) -> tuple[str, ...]:
+        if request.path in self._local:
+            return ("GET", "HEAD")
+        return self._routes.lookup(request.raw_path).methods
+
+    def _permit(self, request: web.BaseRequest, response: web.Response) -> web.Response:
+        """Let pages of the allowed origins read an answer of ours."""
+        if self._cors is not None:
+            response.headers.extend(self._cors.answer_headers(request.headers.get("origin")))
+        return response
 
     def _refuse(self, api: Api, error: GatewayError, request_id: str) -> web.Response:
         status, body, headers = error_response(api, error)
@@ -130,6 +167,10 @@ def _model_card(model: str) -> dict[str, object]:
 
 def _json(body: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=_encode(body), content_type=_JSON)
+
+
+def _encoded(headers: HeaderLines) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple((name.encode(), value.encode()) for name, value in headers)
 
 
 def _new_request_id() -> str:

@@ -358,6 +358,9 @@ class Proxy:
         affinity = Affinity.FAILOVER if turn.tried else turn.affinity
         turn.affinity = affinity
         headers = [one for one in response_headers(exchange.headers) if one[0] not in _SET_BY_RELAY]
+        if turn.cors_headers:
+            headers = [one for one in headers if not one[0].startswith(b"access-control-")]
+            headers += turn.cors_headers
         if is_event_stream:
             headers.append((b"x-accel-buffering", b"no"))  # nginx in front would hold events back
         headers += [

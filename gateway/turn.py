@@ -24,6 +24,7 @@ class Turn:
     target: str = "/"  # path and query as sent to a backend
     body: bytes = b""
     is_upgrade: bool = False  # the client asks for a WebSocket
+    cors_headers: tuple[tuple[bytes, bytes], ...] = ()  # for its answer, instead of a backend's own
     facts: RequestFacts = field(default_factory=lambda: RequestFacts(api=Api.OTHER))
     store_deadline_s: float = 0.0  # until when this request may wait for the session store
     binding: Binding | None = None

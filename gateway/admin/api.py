@@ -88,7 +88,7 @@ class AdminApi:
     def __init__(self, parts: AdminParts, *, token: str | None) -> None:
         self._parts = parts
         self._token = token
-        self._routes = RouteTable()
+        self._routes = RouteTable(parts.config.passthrough_paths)
 
     def application(self) -> web.Application:
         app = web.Application(

@@ -13,25 +13,7 @@ from aiohttp import HttpVersion11, web
 
 from gateway.downstream.connection import CONTINUE
 from gateway.downstream.settings import DownstreamSettings
-from gateway.errors import BadRequest, BodyTooLarge, GatewayError
-
-
-class ExpectationFailed(GatewayError):
-    """The request expects something other than `100-continue`."""
-
-    status = 417
-    code = "expectation_failed"
-    error_type = "invalid_request_error"
-    source = "downstream"
-
-
-class RequestTimeout(GatewayError):
-    """The client stalled in the middle of its request body."""
-
-    status = 408
-    code = "request_timeout"
-    error_type = "invalid_request_error"
-    source = "downstream"
+from gateway.errors import BadRequest, BodyTooLarge, ExpectationFailed, RequestTimeout
 
 
 async def read_body(request: web.BaseRequest, settings: DownstreamSettings) -> bytes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.downstream.cors import CorsSettings
+
 
 class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of the connections from clients."""
@@ -40,6 +42,8 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     keep-alive after the same time."""
     linger_s: float = 2.0
     """How long the rest of a refused request is read and thrown away, so that the client can read why."""
+    cors: CorsSettings | None = None
+    """Which web pages may call the gateway from a browser; absent: none, and a backend's word passes."""
     probe_half_closed: bool = True
     """Whether a client that has shut down its sending side may still get its answer (see `connection`).
     False takes that for a client that has gone."""

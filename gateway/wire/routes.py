@@ -18,6 +18,7 @@ from gateway.values import Api
 
 _POST: Final = ("POST",)
 _GET: Final = ("GET", "HEAD")
+_ANY_METHOD: Final = (*_GET, "POST", "PUT", "PATCH", "DELETE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ _OPERATIONS: Final[dict[Api, tuple[str, ...]]] = {
 # A response id is copied into a path for a backend, so its alphabet is closed and has no dot.
 _RESPONSE_PATH: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel|/input_items)?")
 _MODEL_PATH: Final = re.compile(r"/v1/models/[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+)*")
+_SEGMENTS: Final = re.compile(r"[A-Za-z0-9._~:@+=,-]+(?:/[A-Za-z0-9._~:@+=,-]+)*")
 _MESSAGES_TARGET: Final = re.compile(r"(?:[a-z]+://[^/]*)?/+v1/+messages(?:[/?]|\Z)")
 _REPEATED_SLASHES: Final = re.compile(r"/{2,}")
 _ABSOLUTE_FORM: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
@@ -64,12 +66,11 @@ class RouteTable:
         table = {path: Route(api=api, path=path) for api, paths in _OPERATIONS.items() for path in paths}
         table["/v1/models"] = Route(api=Api.MODELS, path="/v1/models", methods=_GET, is_session_routed=False)
         table["/v1/realtime"] = Route(api=Api.REALTIME, path="/v1/realtime", methods=("GET",))
-        for path in passthrough_paths:
-            clean = normalise_path(path)
-            table.setdefault(
-                clean, Route(api=Api.OTHER, path=clean, methods=(*_GET, "POST", "PUT", "PATCH", "DELETE"))
-            )
+        paths = [path for path in passthrough_paths if not path.endswith("/*")]
+        for path in map(normalise_path, paths):
+            table.setdefault(path, Route(api=Api.OTHER, path=path, methods=_ANY_METHOD))
         self._table = table
+        self._open_prefixes = tuple(path[:-1] for path in passthrough_paths if path.endswith("/*"))
 
     def match(self, method: str, target: str) -> Route:
         """Return the route of a request line.
@@ -90,7 +91,7 @@ class RouteTable:
     def _find(self, target: str) -> Route:
         raw_path, query = split_target(target)
         path = normalise_path(raw_path)
-        known = self._table.get(path) or _parametrised(path)
+        known = self._table.get(path) or _parametrised(path) or self._passed_through(path)
         if known is None:
             raise NotFound("unknown path: this gateway does not serve it")
         return Route(
@@ -101,6 +102,20 @@ class RouteTable:
             is_session_routed=known.is_session_routed,
             response_id=known.response_id,
         )
+
+    def _passed_through(self, path: str) -> Route | None:
+        for prefix in self._open_prefixes:
+            if path.startswith(prefix) and _SEGMENTS.fullmatch(path, len(prefix)):
+                return Route(api=Api.OTHER, path=path, methods=_ANY_METHOD)
+        return None
+
+
+def check_passthrough(path: str) -> None:
+    """Raise ValueError where `path` cannot be on the pass-through list."""
+    segments = path.removeprefix("/").removesuffix("/*")
+    is_plain = path.startswith("/") and _SEGMENTS.fullmatch(segments)
+    if not is_plain or any(segment in (".", "..") for segment in segments.split("/")):
+        raise ValueError(f"passthrough_paths: {path!r} is neither a path such as /v1/files nor /v1/files/*")
 
 
 def split_target(target: str) -> tuple[str, str]:

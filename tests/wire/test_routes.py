@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 from gateway.values import Api
-from gateway.wire.routes import RouteTable, dialect_of, response_id_of
+from gateway.wire.routes import RouteTable, check_passthrough, dialect_of, response_id_of
 
 
 @pytest.fixture(scope="module")
 def table() -> RouteTable:
-    return RouteTable(passthrough_paths=["/custom/api"])
+    return RouteTable(passthrough_paths=["/custom/api", "/v1/files/*", "/v1/chat/*"])
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,8 @@ def table() -> RouteTable:
         ("GET", "/v1/models/org/model-7b", Api.MODELS),
         ("GET", "/v1/realtime", Api.REALTIME),
         ("PUT", "/custom/api", Api.OTHER),
+        ("GET", "/v1/files/file-1/content", Api.OTHER),
+        ("DELETE", "/v1/files/a@b:c=d", Api.OTHER),
     ],
 )
 def test_every_operation_has_its_dialect(table: RouteTable, method: str, path: str, api: Api) -> None:
@@ -168,3 +170,34 @@ def test_any_target_gives_a_clean_route_or_a_client_error(table: RouteTable, tar
     assert "//" not in route.path
     assert "%" not in route.path
     assert not {".", ".."} & set(route.path.split("/"))
+
+
+@pytest.mark.parametrize(
+    "target", ["/v1/files", "/v1/files/", "/v1/files/%61", "/v1/filesystem", "/v1/files/a;b"]
+)
+def test_an_open_prefix_opens_only_what_is_plainly_below_it(table: RouteTable, target: str) -> None:
+    """Escapes and odd characters could mean another path to an engine: they are not passed on."""
+    with pytest.raises(NotFound):
+        table.match("GET", target)
+
+
+def test_the_pass_through_list_takes_nothing_from_the_known_apis(table: RouteTable) -> None:
+    """A known path below an open prefix keeps its dialect and its methods."""
+    assert table.match("POST", "/v1/chat/completions").api is Api.CHAT
+    with pytest.raises(MethodNotAllowed):
+        table.match("GET", "/v1/chat/completions")
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/files/*", "/custom", "/reset_prefix_cache"])
+def test_plain_paths_may_pass_through(path: str) -> None:
+    """One path, or all that is below one."""
+    check_passthrough(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/*", "v1/files", "/v1/../x", "/v1/./x", "/a//b", "/a%2fb", "/a*", "/a/*/b"]
+)
+def test_other_paths_may_not(path: str) -> None:
+    """No list opens everything, and none names what no request can ask for."""
+    with pytest.raises(ValueError, match="passthrough_paths"):
+        check_passthrough(path)
