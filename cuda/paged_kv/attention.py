@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKEND_NAMES", "AttentionBackend", "AttentionBatch", "make_backend"]
 
-BACKEND_NAMES = ("reference", "torch", "cupy")
+BACKEND_NAMES = ("reference", "torch", "cupy", "flashinfer")
 
 
 class AttentionBackend(Protocol):
@@ -51,6 +51,16 @@ class AttentionBackend(Protocol):
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (source, destination) in all layers. All sources are read before any write."""
 
+    def read_blocks(self, block_ids: list[int], out: "torch.Tensor") -> None:
+        """Copy blocks to host memory (len(block_ids), block_bytes) uint8, rows packed; one launch for all.
+
+        On a device `out` is complete once torch's current stream has passed the call (pinned memory) or on
+        return (pageable memory).
+        """
+
+    def write_blocks(self, block_ids: list[int], data: "torch.Tensor") -> None:
+        """Changes: the blocks, to host rows that `read_blocks` of any backend with this layout made."""
+
     def read_block(self, block_id: int) -> bytes:
         """Return one block's bytes, all layers, scales included; waits for the device."""
 
@@ -59,6 +69,15 @@ class AttentionBackend(Protocol):
 
     def checksum(self, block_id: int) -> int:
         """Return `reference.checksum` of one block, computed where the block lies."""
+
+
+def automatic_backend(arena: KVArena) -> str:
+    """Return what `auto` means: torch on a CPU; on a GPU FlashInfer if it can serve, else our kernels."""
+    if not arena.device.startswith("cuda"):
+        return "torch"
+    from paged_kv.flashinfer_backend import obstacle
+
+    return "flashinfer" if obstacle(arena.layout, arena.device) is None else "cupy"
 
 
 def make_backend(
@@ -72,7 +91,7 @@ def make_backend(
     """Return the named backend over an arena.
 
     Args:
-        name: one of BACKEND_NAMES. "cupy" on a host arena runs the same kernels compiled by g++: for tests.
+        name: one of BACKEND_NAMES, or "auto". "cupy" on a host arena runs the kernels through g++: for tests.
         num_heads: query heads, a multiple of the layout's KV heads.
         scale: multiplies the scores, usually head_dim ** -0.5.
         sliding_window: each token sees itself and the `sliding_window - 1` tokens before it; None means all.
@@ -81,6 +100,8 @@ def make_backend(
         raise ValueError(f"{num_heads} query heads are no multiple of {arena.layout.num_kv_heads} KV heads")
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window must be at least 1 or None, got {sliding_window}")
+    if name == "auto":
+        name = automatic_backend(arena)
     if name == "reference":
         from paged_kv.reference_backend import ReferenceBackend
 
@@ -93,4 +114,9 @@ def make_backend(
         from paged_kv.cupy_backend import CupyBackend
 
         return CupyBackend(arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window)
-    raise ValueError(f"unknown attention backend {name!r}: choose one of {', '.join(BACKEND_NAMES)}")
+    if name == "flashinfer":
+        from paged_kv.flashinfer_backend import FlashInferBackend
+
+        return FlashInferBackend(arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window)
+    known = ", ".join(BACKEND_NAMES)
+    raise ValueError(f"unknown attention backend {name!r}: choose auto or one of {known}")

@@ -14,7 +14,7 @@ import torch
 from paged_kv.batch import AttentionBatch
 from paged_kv.kernels.launcher import Launcher
 from paged_kv.kernels.paged_ops import DecodeRows, PagedKernels, SplitPolicy
-from paged_kv.memory import KVArena
+from paged_kv.memory import KVArena, check_rows
 from paged_kv.torch_backend import attend_prefill, storage_dtype
 from paged_kv.torch_plan import Prefill, plan_prefill
 
@@ -118,6 +118,27 @@ class CupyBackend:
         places = torch.arange(len(pairs), device=self._bytes.device) * block_bytes
         self.kernels.copy_ranges(scratch, self._bytes, places, sources, block_bytes)
         self.kernels.copy_ranges(self._bytes, scratch, targets, places, block_bytes)
+
+    def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
+        """See AttentionBackend. Gathers on the device, then leaves the way to the host to the copy engine."""
+        check_rows(self._layout, block_ids, out)
+        scratch, rows, blocks = self._transfer_places(block_ids)
+        self.kernels.copy_ranges(scratch, self._bytes, rows, blocks, self._layout.block_bytes)
+        out.copy_(scratch, non_blocking=True)
+
+    def write_blocks(self, block_ids: list[int], data: torch.Tensor) -> None:
+        """See AttentionBackend."""
+        check_rows(self._layout, block_ids, data)
+        scratch, rows, blocks = self._transfer_places(block_ids)
+        scratch.copy_(data, non_blocking=True)
+        self.kernels.copy_ranges(self._bytes, scratch, blocks, rows, self._layout.block_bytes)
+
+    def _transfer_places(self, block_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return scratch rows for the blocks, their offsets in it, and the blocks' offsets in the arena."""
+        device, block_bytes = self._bytes.device, self._layout.block_bytes
+        scratch = torch.empty(len(block_ids), block_bytes, dtype=torch.uint8, device=device)
+        rows = torch.arange(len(block_ids), device=device) * block_bytes
+        return scratch, rows, torch.tensor(block_ids, dtype=torch.int64).to(device) * block_bytes
 
     def read_block(self, block_id: int) -> bytes:
         """See AttentionBackend."""

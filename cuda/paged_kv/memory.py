@@ -66,6 +66,17 @@ def free_memory_bytes(device: str = "cpu") -> int:
     return available
 
 
+def check_rows(layout: KVLayout, block_ids: list[int], rows: "torch.Tensor") -> None:
+    """Raise unless all these blocks exist and `rows` is (len(block_ids), block_bytes) of bytes."""
+    if rows.shape != (len(block_ids), layout.block_bytes) or rows.element_size() != 1:
+        raise ValueError(
+            f"{len(block_ids)} blocks are {len(block_ids)} rows of {layout.block_bytes} bytes, "
+            f"got {tuple(rows.shape)} of {rows.dtype}"
+        )
+    if block_ids and not 0 <= min(block_ids) <= max(block_ids) < layout.num_blocks:
+        raise IndexError(f"blocks {min(block_ids)} to {max(block_ids)} of {layout.num_blocks}")
+
+
 def _device_id(device: str) -> int:
     return int(device.partition(":")[2] or 0)
 

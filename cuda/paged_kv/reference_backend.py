@@ -6,7 +6,7 @@ import torch
 from paged_kv import reference
 from paged_kv.batch import AttentionBatch
 from paged_kv.codec import FloatArray
-from paged_kv.memory import KVArena
+from paged_kv.memory import KVArena, check_rows
 
 
 def _to_numpy(tensor: torch.Tensor) -> FloatArray:
@@ -59,6 +59,18 @@ class ReferenceBackend:
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """See AttentionBackend."""
         reference.copy_blocks(self._bytes, self._layout, pairs)
+
+    def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
+        """See AttentionBackend."""
+        check_rows(self._layout, block_ids, out)
+        for row, block_id in zip(out, block_ids, strict=True):
+            row.copy_(torch.frombuffer(bytearray(self.read_block(block_id)), dtype=torch.uint8))
+
+    def write_blocks(self, block_ids: list[int], data: torch.Tensor) -> None:
+        """See AttentionBackend."""
+        check_rows(self._layout, block_ids, data)
+        for row, block_id in zip(data, block_ids, strict=True):
+            self.write_block(block_id, row.numpy().tobytes())
 
     def read_block(self, block_id: int) -> bytes:
         """See AttentionBackend."""

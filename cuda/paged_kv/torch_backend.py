@@ -15,7 +15,7 @@ from paged_kv import reference
 from paged_kv.batch import AttentionBatch
 from paged_kv.codec import MAX_AMAX, MIN_AMAX
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
+from paged_kv.memory import KVArena, check_rows
 from paged_kv.torch_plan import DecodeGroup, Prefill, StepPlan, plan_step
 
 _STORED = {
@@ -203,6 +203,20 @@ class TorchBackend:
         sources, destinations = torch.tensor(pairs, device=self._bytes.device).unbind(1)
         blocks = self._bytes.view(self._layout.num_blocks, self._layout.block_bytes)
         blocks.index_copy_(0, destinations, blocks.index_select(0, sources))
+
+    def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
+        """See AttentionBackend."""
+        check_rows(self._layout, block_ids, out)
+        blocks = self._bytes.view(self._layout.num_blocks, self._layout.block_bytes)
+        gathered = blocks.index_select(0, torch.tensor(block_ids, dtype=torch.int64).to(self._bytes.device))
+        out.copy_(gathered, non_blocking=True)
+
+    def write_blocks(self, block_ids: list[int], data: torch.Tensor) -> None:
+        """See AttentionBackend."""
+        check_rows(self._layout, block_ids, data)
+        blocks = self._bytes.view(self._layout.num_blocks, self._layout.block_bytes)
+        ids = torch.tensor(block_ids, dtype=torch.int64).to(self._bytes.device)
+        blocks.index_copy_(0, ids, data.to(self._bytes.device, non_blocking=True))
 
     def read_block(self, block_id: int) -> bytes:
         """See AttentionBackend."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from engine_adapter.engine.scheduler import SchedulerConfig
+from paged_kv.attention import BACKEND_NAMES
 from paged_kv.layout import KVDtype
 
 MAX_MEAN_KL = 0.02  # nats per token; SmolLM2 in fp8 measures about 0.006
@@ -43,7 +44,7 @@ class EngineConfig:
     pin_manifest_path: Path | None = None  # None: pins do not outlive the process
     max_kv_mean_kl: float = MAX_MEAN_KL  # above it, layers of quantised KV fall back
     num_threads: int = 1  # two torch threads collapse when another process wants a core
-    attention_backend: str = "torch"
+    attention_backend: str = "auto"  # auto or one of paged_kv.attention.BACKEND_NAMES
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -52,6 +53,9 @@ class EngineConfig:
         kv_names = [kind.value for kind in KVDtype]
         if self.kv_dtype != "auto" and self.kv_dtype not in kv_names:
             raise ValueError(f"kv_dtype {self.kv_dtype!r} is not one of auto, {', '.join(kv_names)}")
+        if self.attention_backend not in ("auto", *BACKEND_NAMES):
+            known = ", ".join(BACKEND_NAMES)
+            raise ValueError(f"attention backend {self.attention_backend!r} is not one of auto, {known}")
         if not 0 <= self.pin_budget_fraction < 1:
             raise ValueError("pin_budget_fraction must be at least 0 and below 1: some blocks stay unpinned")
         for name in ("num_draft_tokens", "min_partial_tokens"):

@@ -16,6 +16,7 @@ from engine_adapter.engine.kv_event_publisher import KVEventConfig
 from engine_adapter.engine.model_store import DEFAULT_MODEL_ID
 from engine_adapter.server.app import MAX_BODY_BYTES
 from engine_adapter.server.startup import ServerConfig, StartupFailed, run_server
+from paged_kv.attention import BACKEND_NAMES
 from paged_kv.layout import KVDtype
 
 
@@ -81,7 +82,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--threads", type=int, default=defaults.num_threads, help="torch threads")
     add("--device", default="cpu")
-    add("--attention-backend", default=defaults.attention_backend)
+    add(
+        *("--attention", "--attention-backend"),
+        dest="attention_backend",
+        default=defaults.attention_backend,
+        choices=["auto", *BACKEND_NAMES],
+        help="auto: torch on a CPU; on a GPU FlashInfer if installed, else our kernels",
+    )
     add("--max-body-bytes", type=int, default=MAX_BODY_BYTES, help="largest request body")
     add("--drain-timeout", type=float, default=30.0, help="seconds for running requests after SIGTERM")
     add("--die-with-parent", action="store_true", help="end when the parent process ends (Linux)")

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from paged_kv import reference
+from paged_kv import flashinfer_backend, reference
 from paged_kv.attention import AttentionBackend, AttentionBatch, make_backend
 from paged_kv.layout import KVDtype, KVLayout
 from paged_kv.memory import KVArena
 
 DEVICE = os.environ.get("PAGED_KV_DEVICE", "cpu")
-BACKENDS = ("reference", "torch", "cupy") if DEVICE == "cpu" else ("torch", "cupy")
+BACKENDS = (
+    ("reference", "torch", "cupy", "flashinfer") if DEVICE == "cpu" else ("torch", "cupy", "flashinfer")
+)
 # A GPU sums in another order and rounds exponentials differently.
 FLOAT32_TOLERANCE = 2e-5 if DEVICE == "cpu" else 2e-4
 NUM_LAYERS = 2
@@ -122,6 +124,8 @@ def make_bench(request: pytest.FixtureRequest) -> MakeBench:
             head_dim=head_dim,
             dtype=dtype,
         )
+        if request.param == "flashinfer" and (reason := flashinfer_backend.obstacle(layout, DEVICE)):
+            pytest.skip(reason)
         arena = KVArena.allocate(layout, DEVICE)
         backend = make_backend(
             request.param, arena, num_heads=num_heads, scale=head_dim**-0.5, sliding_window=sliding_window
@@ -205,11 +209,16 @@ def test_long_contexts(make_bench: MakeBench) -> None:
 
 
 @pytest.mark.parametrize("dtype", [KVDtype.BFLOAT16, KVDtype.FP8_E4M3])
-def test_half_precision_queries(make_bench: MakeBench, dtype: KVDtype) -> None:
-    """A bf16 model gets bf16 back, within its rounding."""
-    bench = make_bench(dtype=dtype)
+@pytest.mark.parametrize(("head_dim", "window"), [(16, None), (64, None), (64, 5)])
+def test_half_precision_queries(
+    make_bench: MakeBench, dtype: KVDtype, head_dim: int, window: int | None
+) -> None:
+    """A bf16 model gets bf16 back, within its rounding, poisoned memory or not, with and without a window."""
+    bench = make_bench(dtype=dtype, head_dim=head_dim, sliding_window=window)
+    bench.poison()
     bench.step(batch_of(bench, (7, 7, [5, 1]), (1, 1, [0])), torch.bfloat16)
     bench.step(batch_of(bench, (1, 8, [5, 1]), (3, 4, [0])), torch.bfloat16)
+    bench.step(batch_of(bench, (1, 9, [5, 1, 7]), (6, 10, [0, 9, 3])), torch.bfloat16)
 
 
 def test_chunking_does_not_change_the_result(make_bench: MakeBench) -> None:
@@ -296,9 +305,48 @@ def test_a_block_travels_as_bytes_and_its_checksum_with_it(make_bench: MakeBench
     assert bench.backend.checksum(11) != bench.backend.checksum(2)
 
 
+@pytest.mark.parametrize("dtype", KVDtype)
+def test_many_blocks_travel_in_one_call(make_bench: MakeBench, dtype: KVDtype) -> None:
+    """Rows read are the blocks asked for, in that order; written elsewhere they are those blocks again."""
+    bench = make_bench(dtype=dtype)
+    bench.step(batch_of(bench, (20, 20, [7, 2, 9, 0, 23])))
+    rows = torch.zeros(3, bench.layout.block_bytes, dtype=torch.uint8)
+    bench.backend.read_blocks([23, 7, 2], rows)
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
+    oracle = bench.oracle.reshape(bench.layout.num_blocks, -1)
+    np.testing.assert_array_equal(rows.numpy(), oracle[[23, 7, 2]])
+    bench.backend.write_blocks([4, 11, 5], rows)
+    oracle[[4, 11, 5]] = rows.numpy()
+    bench.assert_same_bytes()
+    nothing = torch.zeros(0, bench.layout.block_bytes, dtype=torch.uint8)
+    bench.backend.read_blocks([], nothing)
+    bench.backend.write_blocks([], nothing)
+    bench.assert_same_bytes()
+
+
+def test_part_of_a_wider_row_can_be_the_place_of_a_block(make_bench: MakeBench) -> None:
+    """Rows may be a slice of wider ones, as where a model's layers live in two arenas."""
+    bench = make_bench()
+    bench.step(batch_of(bench, (8, 8, [3, 6])))
+    size = bench.layout.block_bytes
+    wide = torch.full((2, size + 32), 7, dtype=torch.uint8)
+    bench.backend.read_blocks([6, 3], wide[:, 16 : 16 + size])
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
+    assert wide[0, 16 : 16 + size].numpy().tobytes() == bench.backend.read_block(6)
+    assert set(wide[:, :16].flatten().tolist()) == set(wide[:, -16:].flatten().tolist()) == {7}
+    bench.backend.write_blocks([1, 2], wide[:, 16 : 16 + size])
+    assert bench.backend.read_block(2) == bench.backend.read_block(3)
+
+
 def test_a_block_of_the_wrong_size_or_place_is_refused(make_bench: MakeBench) -> None:
     """Truncated bytes and unknown block ids raise and change nothing."""
     bench = make_bench()
+    with pytest.raises(ValueError, match="2 blocks are 2 rows"):
+        bench.backend.write_blocks([0, 1], torch.zeros(1, bench.layout.block_bytes, dtype=torch.uint8))
+    with pytest.raises(IndexError):
+        bench.backend.read_blocks([-1], torch.zeros(1, bench.layout.block_bytes, dtype=torch.uint8))
     with pytest.raises(ValueError, match="a block is"):
         bench.backend.write_block(0, b"short")
     with pytest.raises(IndexError):

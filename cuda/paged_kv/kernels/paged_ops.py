@@ -187,6 +187,8 @@ class PagedKernels:
         range_bytes: int,
     ) -> None:
         """Changes: target. Copy ranges between byte tensors, offsets (ranges,) int64. See copy_ranges.cu."""
+        if len(target_offsets) == 0:
+            return
         num_vectors = range_bytes // 16
         parts = min(32, math.ceil(num_vectors / BYTE_MOVER_THREADS))
         self._launcher.launch(
