@@ -31,6 +31,7 @@ from gateway.fleet.prober import Prober
 from gateway.fleet.registry import Fleet, StateChange
 from gateway.front import Front
 from gateway.handover import Handover
+from gateway.limits.admission import Admission
 from gateway.logs import AccessLog, log_event
 from gateway.loop_lag import LoopLag
 from gateway.metrics import GatewayMetrics
@@ -91,6 +92,7 @@ class Gateway:
         self.handover = Handover(
             config.fleet, self.fleet, self.router, self.sessions, self.pools, clock=clock
         )
+        self.admission = Admission(config.limits, clock=clock)
         self.proxy = Proxy(
             ProxyParts(
                 config=config,
@@ -102,6 +104,7 @@ class Gateway:
                 metrics=self.metrics,
                 recorder=self.recorder,
                 handover=self.handover,
+                admission=self.admission,
                 clock=clock,
             )
         )

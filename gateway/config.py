@@ -18,6 +18,7 @@ import yaml
 
 from gateway.downstream.settings import DownstreamSettings
 from gateway.fleet.settings import FleetSettings
+from gateway.limits.settings import LimitSettings
 from gateway.routing.failover import FailoverSettings
 from gateway.routing.health import HealthSettings
 from gateway.routing.key_watch import KeyWatchSettings
@@ -92,15 +93,6 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 ENGINES = ("torch", "vllm", "sglang", "llamacpp", "trtllm", "openai")
-
-
-class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Bounds on what one gateway process takes in."""
-
-    max_in_flight: int = 4096
-    """Requests under way in this process; beyond them clients get 503 with Retry-After."""
-    max_answer_observe_bytes: int = 1024 * 1024
-    """Non-stream answers up to this size are read for token usage while they pass."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

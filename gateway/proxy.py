@@ -30,10 +30,12 @@ from gateway.config import Config
 from gateway.downstream.body import read_body
 from gateway.downstream.relay import ClientRelay, close_response
 from gateway.downstream.tunnel import tunnel
-from gateway.errors import GatewayError, Overloaded, ShuttingDown, UpstreamError, UpstreamUnavailable
+from gateway.errors import GatewayError, ShuttingDown, UpstreamError, UpstreamUnavailable
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.handover import Handover
+from gateway.limits.admission import Admission, Standing
+from gateway.limits.rests import parse_retry_after
 from gateway.metrics import GatewayMetrics
 from gateway.observe import AnswerObserver
 from gateway.record import CLIENT_CLOSED_REQUEST, Recorder
@@ -71,6 +73,7 @@ class ProxyParts:
     metrics: GatewayMetrics
     recorder: Recorder
     handover: Handover
+    admission: Admission
     clock: Callable[[], float] = time.monotonic
 
 
@@ -81,6 +84,8 @@ class Proxy:
         self._parts = parts
         self._clock = parts.clock
         self._failover = parts.config.failover
+        self._admission = parts.admission
+        self._has_backend_gates = parts.admission.has_backend_gates
         self.key_watch = KeyWatch(parts.config.key_watch)
         self._heads = RequestHeads(parts.config.headers)
         self._retries = RetryBudget(parts.config.failover)
@@ -112,10 +117,13 @@ class Proxy:
         assert task is not None
         self._running.add(task)
         try:
-            self._admit()
+            self._admission.check_arrival(len(self._running))
             await self._read(request, route, turn)  # 1
             turn.store_deadline_s = self._parts.sessions.deadline()
             turn.binding = await self._look_up(turn)  # 2
+            if not self._admission.try_enter():
+                await self._admission.wait(self._standing(turn))
+            turn.holds_place = True
             return await self._attempt_until_answered(request, turn)  # 3-6
         except GatewayError as error:
             turn.error, turn.status = error, error.status
@@ -132,15 +140,11 @@ class Proxy:
             raise
         finally:
             self._running.discard(task)
+            if turn.holds_place:
+                self._admission.leave()
             await self._parts.recorder.record(turn, self._clock())  # 7
 
     # -- 1 read
-
-    def _admit(self) -> None:
-        if self.num_in_flight > self._parts.config.limits.max_in_flight:
-            raise Overloaded(
-                f"this gateway has {self.num_in_flight - 1} requests under way, its limit", retry_after_s=1
-            )
 
     async def _read(self, request: web.BaseRequest, route: Route, turn: Turn) -> None:
         turn.body = await read_body(request, self._parts.config.downstream)
@@ -162,6 +166,13 @@ class Proxy:
             return None
         return await self._parts.sessions.get(turn.facts.session_key, turn.store_deadline_s)
 
+    def _standing(self, turn: Turn) -> Standing:
+        """Follow-up turns come before new sessions: their history is computed already, and fades."""
+        if turn.standing is None:
+            is_follow_up = turn.facts.is_follow_up or turn.binding is not None
+            turn.standing = self._admission.standing(is_follow_up=is_follow_up)
+        return turn.standing
+
     # -- 3 to 6
 
     async def _attempt_until_answered(self, request: web.BaseRequest, turn: Turn) -> web.StreamResponse:
@@ -169,13 +180,7 @@ class Proxy:
         num_races = 0
         self._retries.deposit()
         while True:
-            decision = self._parts.router.decide(  # 3
-                turn.facts,
-                turn.binding,
-                self._clock(),
-                excluded=turn.tried,
-                by_ring=turn.is_store_away,
-            )
+            decision = await self._choose(turn) if self._has_backend_gates else self._decide(turn)  # 3
             with self._reserved(turn, decision) as reservation:  # 4
                 if num_races < MAX_BINDING_RACES and not await self._bind(turn, decision):
                     num_races += 1
@@ -193,6 +198,21 @@ class Proxy:
                     return await self._tunnel(request, turn, exchange)
                 return await self._relay(request, turn, exchange, reservation)
 
+    def _decide(self, turn: Turn) -> Decision:
+        now_s = self._clock()
+        return self._parts.router.decide(
+            turn.facts,
+            turn.binding,
+            now_s,
+            excluded=turn.tried,
+            avoided=self._admission.avoided(now_s),
+            by_ring=turn.is_store_away,
+        )
+
+    async def _choose(self, turn: Turn) -> Decision:
+        """Decide, and hold a place on the chosen backend, after a wait if need be."""
+        return await self._admission.choose(lambda: self._decide(turn), self._standing(turn))
+
     @contextmanager
     def _reserved(self, turn: Turn, decision: Decision) -> Iterator[Reservation]:
         """Hold in-flight and work on the chosen backend for exactly this block."""
@@ -206,6 +226,8 @@ class Proxy:
         finally:
             was_answered = turn.observer is not None and turn.error is None and not turn.is_client_gone
             router.release(reservation, self._clock(), turn.usage, completed=was_answered)
+            if self._has_backend_gates:
+                self._admission.leave_backend(decision.backend_id)
 
     async def _bind(self, turn: Turn, decision: Decision) -> bool:
         """Make the session's home agree with the decision. False: somebody bound it elsewhere meanwhile."""
@@ -249,13 +271,23 @@ class Proxy:
         if turn.sent_s is None:
             turn.sent_s = self._clock()
         exchange = await pool.open(head, turn.body, method=request.method, may_upgrade=turn.is_upgrade)
-        has_retry_after = exchange.status >= 429 and find_header(exchange.headers, b"retry-after") is not None
-        outcome = outcome_of_status(exchange.status, has_retry_after=has_retry_after)
+        retry_after_s = self._retry_after(exchange, decision) if exchange.status in (429, 503) else None
+        outcome = outcome_of_status(exchange.status, has_retry_after=retry_after_s is not None)
         self._parts.fleet.observe_outcome(decision.backend_id, outcome, f"status_{exchange.status}")
         if exchange.status in self._failover.retry_statuses and self._has_alternative(turn, decision):
             exchange.abort()
-            raise UpstreamUnavailable(f"backend {decision.backend_id} answered {exchange.status}")
+            raise UpstreamUnavailable(
+                f"backend {decision.backend_id} answered {exchange.status}", retry_after_s=retry_after_s
+            )
         return exchange
+
+    def _retry_after(self, exchange: Exchange, decision: Decision) -> float | None:
+        """What an overloaded backend asks for; it is then spared by new sessions."""
+        value = find_header(exchange.headers, b"retry-after")
+        seconds = None if value is None else parse_retry_after(value, time.time())
+        if seconds is not None:
+            self._admission.rests.note(decision.backend_id, seconds, self._clock())
+        return seconds
 
     def _request_head(
         self, request: web.BaseRequest, turn: Turn, decision: Decision, pool: UpstreamPool

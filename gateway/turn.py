@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.errors import GatewayError
+from gateway.limits.admission import Standing
 from gateway.observe import AnswerObserver
 from gateway.values import Affinity, Api, BackendId, Binding, Decision, RequestFacts, Usage
 
@@ -32,6 +33,8 @@ class Turn:
     decision: Decision | None = None  # the last one made
     affinity: Affinity = Affinity.UNPINNED
     epoch: int = 0  # life of the chosen backend's cache when it was chosen
+    standing: Standing | None = None  # in the lines it had to join
+    holds_place: bool = False  # it counts against `limits.max_in_flight`
     tried: frozenset[BackendId] = frozenset()  # backends that failed this request
     num_attempts: int = 0
     moved_reason: str | None = None  # why the session changed its home, if it did

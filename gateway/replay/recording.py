@@ -28,6 +28,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     facts: RequestFacts | None = None
     binding: Binding | None = None
     excluded: list[BackendId] = []
+    avoided: list[BackendId] = []
     by_ring: bool = False
     decision: Decision | None = None  # what was decided; None: an error
     error: str | None = None  # its code
@@ -72,6 +73,7 @@ class RecordingRouter(Router):
         now_s: float,
         *,
         excluded: frozenset[BackendId] = frozenset(),
+        avoided: frozenset[BackendId] = frozenset(),
         by_ring: bool = False,
     ) -> Decision:
         asked = Entry(
@@ -80,10 +82,13 @@ class RecordingRouter(Router):
             facts=facts,
             binding=binding,
             excluded=sorted(excluded),
+            avoided=sorted(avoided),
             by_ring=by_ring,
         )
         try:
-            decision = super().decide(facts, binding, now_s, excluded=excluded, by_ring=by_ring)
+            decision = super().decide(
+                facts, binding, now_s, excluded=excluded, avoided=avoided, by_ring=by_ring
+            )
         except GatewayError as error:
             self._write(msgspec.structs.replace(asked, error=error.code))
             raise
@@ -154,9 +159,13 @@ def replay(lines: Iterable[bytes]) -> Iterator[Mismatch]:
 def _decide(router: Router, entry: Entry) -> Decision | str:
     assert entry.facts is not None
     try:
-        excluded = frozenset(entry.excluded)
         return router.decide(
-            entry.facts, entry.binding, entry.now_s, excluded=excluded, by_ring=entry.by_ring
+            entry.facts,
+            entry.binding,
+            entry.now_s,
+            excluded=frozenset(entry.excluded),
+            avoided=frozenset(entry.avoided),
+            by_ring=entry.by_ring,
         )
     except GatewayError as error:
         return error.code

@@ -95,6 +95,10 @@ class Roster:
             joined=tuple(joined), removed=tuple(removed), emptied=tuple(emptied), admitted=tuple(admitted)
         )
 
+    def slots(self, backend_ids: frozenset[BackendId]) -> frozenset[int]:
+        """Return the slots of those that are still in the fleet."""
+        return frozenset(self.slot_of[one] for one in backend_ids if one in self.slot_of)
+
     def _join(self, backend_id: BackendId) -> int:
         if self._free:
             slot = self._free.pop()

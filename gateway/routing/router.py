@@ -158,17 +158,18 @@ class Router:
         now_s: float,
         *,
         excluded: frozenset[BackendId] = frozenset(),
+        avoided: frozenset[BackendId] = frozenset(),
         by_ring: bool = False,
     ) -> Decision:
         """Choose a backend. Changes nothing. Raises NoBackend or ModelNotFound.
 
-        `by_ring`: nothing is shared now, so only what every replica sees alike may decide: the ring.
+        `excluded` have failed this request. `avoided` get nothing new while another can take it, but keep
+        their own sessions. `by_ring`: nothing is shared now, so only what every replica sees alike may
+        decide: the ring.
         """
         roster = self._roster
         pool = roster.pool(facts.model)
-        barred = (
-            frozenset(roster.slot_of[b] for b in excluded if b in roster.slot_of) if excluded else _NO_SLOTS
-        )
+        barred = roster.slots(excluded) if excluded else _NO_SLOTS
         home, cause = self._find_home(facts, binding, barred)
         tiers = ALL_TIERS if binding is not None else OPEN_TIERS
         lost = self._lost_home(binding, pool, barred) if cause == "home_restarted" else _NO_SLOTS
@@ -179,6 +180,9 @@ class Router:
                 raise NoBackend(
                     "no backend can take this request now", retry_after_s=self.settings.retry_after_s
                 )
+        if avoided:
+            unwanted = roster.slots(avoided)
+            slots = tuple(slot for slot in slots if slot not in unwanted) or slots
         if by_ring and home is None:
             slots = self._first_on_ring(facts, slots)
         elif binding is None and facts.session_key is not None:

@@ -1,0 +1,113 @@
+"""Whether a request may begin, and when: one gate for the whole process, one for each backend if so
+configured, one bound on all that wait.
+
+The proxy asks in this order: `check_arrival` before anything is read; `try_enter`, or else `wait`, when it
+knows whether the request continues a conversation; `choose` to get a backend with a place there. What was
+entered is left exactly once, by whom entered it. Without a queue the check at arrival already keeps the gate
+from being full. Knows nothing of HTTP, sessions or how backends are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gateway.limits.gate import Gate, QueueRoom
+from gateway.limits.rests import Rests
+from gateway.limits.settings import LimitSettings
+from gateway.values import BackendId, Decision
+
+_NOBODY: frozenset[BackendId] = frozenset()
+
+
+class Standing(NamedTuple):
+    """Of one request, in every line that it has to join."""
+
+    rank: float  # smaller is earlier
+    deadline_s: float  # until when it may wait, at all gates together
+
+
+class Admission:
+    """All gates of one gateway process."""
+
+    def __init__(self, settings: LimitSettings, *, clock: Callable[[], float]) -> None:
+        self._settings, self._clock = settings, clock
+        self._max_arrived = settings.max_in_flight + settings.queue_size
+        self.room = QueueRoom(settings.queue_size)
+        self.rests = Rests(settings.max_retry_after_s)
+        self._gate = Gate(settings.max_in_flight, self.room)
+        self.try_enter, self.leave = self._gate.try_enter, self._gate.leave
+        self.has_backend_gates = settings.max_in_flight_per_backend is not None
+        self._backend_gates: dict[BackendId, Gate] = {}
+
+    def check_arrival(self, num_arrived: int) -> None:
+        """Refuse what could neither run nor wait, before it is read. Raises Overloaded."""
+        if num_arrived > self._max_arrived:
+            raise self.room.refuse(
+                "in_flight", f"this gateway has {num_arrived - 1} requests under way, its limit"
+            )
+
+    def standing(self, *, is_follow_up: bool, priority: int = 0) -> Standing:
+        """Return the standing of a request that begins to wait now."""
+        now_s = self._clock()
+        lead_s = self._settings.queue_priority_step_s * (is_follow_up + priority)
+        return Standing(now_s - lead_s, now_s + self._settings.queue_timeout_s)
+
+    async def wait(self, standing: Standing, gate: Gate | None = None) -> None:
+        """Return with a place, of this process or of the given gate. Raises Overloaded. Safe to cancel."""
+        await (gate or self._gate).wait(standing.rank, max(0.0, standing.deadline_s - self._clock()))
+
+    # -- backends
+
+    def avoided(self, now_s: float) -> frozenset[BackendId]:
+        """Return the backends that should get nothing new while another can take it."""
+        resting = self.rests.resting(now_s)
+        if not self._backend_gates and not resting:
+            return _NOBODY
+        full = [backend_id for backend_id, gate in self._backend_gates.items() if gate.is_full]
+        return frozenset(full + resting)
+
+    async def choose(self, decide: Callable[[], Decision], standing: Standing) -> Decision:
+        """Return a decision with a place on its backend, to be given back by `leave_backend`.
+
+        Waits where the chosen backend is full, then decides again: the fleet may have changed, and nothing
+        is awaited between the last decision and the return. Raises Overloaded, or what `decide` raises.
+        """
+        held: BackendId | None = None
+        try:
+            while True:
+                decision = decide()
+                if decision.backend_id == held:
+                    return decision
+                if held is not None:
+                    self.leave_backend(held)
+                    held = None
+                gate = self._gate_of(decision.backend_id)
+                if gate.try_enter():
+                    return decision
+                try:
+                    await self.wait(standing, gate)
+                finally:
+                    self._forget_unused(decision.backend_id)
+                held = decision.backend_id
+        except BaseException:
+            if held is not None:
+                self.leave_backend(held)
+            raise
+
+    def leave_backend(self, backend_id: BackendId) -> None:
+        """Give a place on a backend back."""
+        self._backend_gates[backend_id].leave()
+        self._forget_unused(backend_id)
+
+    def _forget_unused(self, backend_id: BackendId) -> None:
+        if self._backend_gates[backend_id].is_unused:
+            del self._backend_gates[backend_id]
+
+    def _gate_of(self, backend_id: BackendId) -> Gate:
+        gate = self._backend_gates.get(backend_id)
+        if gate is None:
+            num_places = self._settings.max_in_flight_per_backend
+            assert num_places is not None, "only asked where backends have gates"
+            gate = self._backend_gates[backend_id] = Gate(num_places, self.room)
+        return gate

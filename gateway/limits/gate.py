@@ -1,0 +1,97 @@
+"""A bounded number of places, and a line of requests that wait for one.
+
+A place that is given back while somebody waits goes to the first in line without becoming free in between,
+so nobody who comes just then can slip in. Whoever is cancelled, or times out, leaves the line at once; one
+who was given a place in the very moment of its cancellation passes it on.
+
+Invariant: places taken = requests between a successful `try_enter` or `wait` and their one `leave`. There
+is room for a newcomer only where nobody waits. Several gates share one `QueueRoom`, the bound on all lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from gateway.errors import Overloaded
+from gateway.limits.waiting_line import Ticket, WaitingLine
+
+RETRY_AFTER_S = 1.0  # places free up as answers end: there is no better guess
+
+
+class QueueRoom:
+    """How many may wait, over all gates, and what became of them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.num_waiting = 0
+        self.num_waited = 0  # were served after a wait
+        self.rejections: Counter[str] = Counter()  # by cause
+
+    def refuse(self, cause: str, message: str) -> Overloaded:
+        """Count a refusal and return the error that tells it."""
+        self.rejections[cause] += 1
+        return Overloaded(message, retry_after_s=RETRY_AFTER_S)
+
+
+class Gate:
+    """Places of one kind. Belongs to one event loop."""
+
+    def __init__(self, num_places: int, room: QueueRoom) -> None:
+        self._num_places, self._room = num_places, room
+        self._line: WaitingLine[asyncio.Future[None]] = WaitingLine()
+        self.num_inside = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_inside >= self._num_places
+
+    @property
+    def is_unused(self) -> bool:
+        return self.num_inside == 0 and len(self._line) == 0
+
+    def try_enter(self) -> bool:
+        """Take a place if there is one. Costs one comparison."""
+        if self.num_inside >= self._num_places:
+            return False
+        self.num_inside += 1
+        return True
+
+    async def wait(self, rank: float, timeout_s: float) -> None:
+        """Return with a place. Raises Overloaded when the line is full or the wait too long; cancellable."""
+        room = self._room
+        if room.num_waiting >= room.size:
+            raise room.refuse("queue_full", f"{room.num_waiting} requests are waiting already, the limit")
+        loop = asyncio.get_running_loop()
+        called: asyncio.Future[None] = loop.create_future()
+        ticket = self._line.join(rank, called)
+        room.num_waiting += 1
+        timer = loop.call_later(timeout_s, self._give_up, ticket, called, timeout_s)
+        try:
+            await called
+            room.num_waited += 1
+        except asyncio.CancelledError:
+            if called.done() and not called.cancelled() and called.exception() is None:
+                self.leave()  # a place had just been given to us
+            raise
+        finally:
+            timer.cancel()
+            self._line.leave(ticket)
+            room.num_waiting -= 1
+
+    def leave(self) -> None:
+        """Give a place back, to the first in line if somebody waits."""
+        while len(self._line):
+            called = self._line.next()
+            if not called.done():
+                called.set_result(None)
+                return
+        self.num_inside -= 1
+        assert self.num_inside >= 0, "a place was given back twice"
+
+    def _give_up(self, ticket: Ticket, called: asyncio.Future[None], timeout_s: float) -> None:
+        self._line.leave(ticket)
+        if not called.done():
+            called.set_exception(
+                self._room.refuse("queue_timeout", f"no place became free within {timeout_s:g} s")
+            )
