@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
+from gateway.limits.gate import REJECTION_CAUSES, QueueRoom
 from gateway.metrics import gauge, state_counter
 from gateway.sessions.store import StoreStats
 from gateway.values import BackendState
@@ -20,6 +21,7 @@ def state_metrics(gateway: Gateway) -> Iterator[Metric]:
     """All gauges of one gateway. O(backends); asks no network."""
     yield from _fleet_metrics(gateway)
     yield from _store_metrics(gateway.sessions.stats())
+    yield from _queue_metrics(gateway.admission.room)
     in_flight = gauge("homing_requests_in_flight", "Requests under way in this process")
     in_flight.add_metric([], gateway.proxy.num_in_flight)
     yield in_flight
@@ -50,6 +52,19 @@ def _fleet_metrics(gateway: Gateway) -> Iterator[Metric]:
         in_flight.add_metric([backend_id], gateway.router.in_flight(backend_id))
     generation.add_metric([], gateway.fleet.view.generation)
     yield from (state, epoch, in_flight, generation)
+
+
+def _queue_metrics(room: QueueRoom) -> Iterator[Metric]:
+    depth = gauge("homing_queue_depth", "Requests that wait for a place")
+    depth.add_metric([], room.num_waiting)
+    waits = state_counter("homing_queue_waits", "Requests that got a place after a wait")
+    waits.add_metric([], room.num_waited)
+    rejections = state_counter(
+        "homing_admission_rejections", "Requests refused for lack of room, by cause", "cause"
+    )
+    for cause in REJECTION_CAUSES:
+        rejections.add_metric([cause], room.rejections[cause])
+    yield from (depth, waits, rejections)
 
 
 def _store_metrics(stats: StoreStats) -> Iterator[Metric]:

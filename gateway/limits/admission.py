@@ -10,7 +10,7 @@ from being full. Knows nothing of HTTP, sessions or how backends are chosen.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gateway.limits.gate import Gate, QueueRoom
 from gateway.limits.rests import Rests
@@ -20,11 +20,13 @@ from gateway.values import BackendId, Decision
 _NOBODY: frozenset[BackendId] = frozenset()
 
 
-class Standing(NamedTuple):
+@dataclass(slots=True)
+class Standing:
     """Of one request, in every line that it has to join."""
 
     rank: float  # smaller is earlier
     deadline_s: float  # until when it may wait, at all gates together
+    waited_s: float = 0.0  # so far
 
 
 class Admission:
@@ -55,7 +57,11 @@ class Admission:
 
     async def wait(self, standing: Standing, gate: Gate | None = None) -> None:
         """Return with a place, of this process or of the given gate. Raises Overloaded. Safe to cancel."""
-        await (gate or self._gate).wait(standing.rank, max(0.0, standing.deadline_s - self._clock()))
+        since_s = self._clock()
+        try:
+            await (gate or self._gate).wait(standing.rank, max(0.0, standing.deadline_s - since_s))
+        finally:
+            standing.waited_s += self._clock() - since_s
 
     # -- backends
 

@@ -18,6 +18,8 @@ from gateway.limits.waiting_line import Ticket, WaitingLine
 
 RETRY_AFTER_S = 1.0  # places free up as answers end: there is no better guess
 
+REJECTION_CAUSES = ("in_flight", "queue_full", "queue_timeout")
+
 
 class QueueRoom:
     """How many may wait, over all gates, and what became of them."""
