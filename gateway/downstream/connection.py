@@ -120,6 +120,10 @@ class ClientConnection(web.RequestHandler):
 
     # -- for the server
 
+    @property
+    def sse_keepalive_s(self) -> float | None:
+        return self._settings.sse_keepalive_s
+
     def begin(self, request: web.BaseRequest) -> None:
         """A handler starts."""
         self.request = request

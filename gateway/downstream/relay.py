@@ -48,6 +48,7 @@ class ClientRelay:
         "_loop",
         "_observer",
         "_request",
+        "_silence_timer",
         "_source",
         "_tail",
         "_transport",
@@ -77,6 +78,7 @@ class ClientRelay:
         self._has_bodyless_answer = False
         self._is_finished = False
         self._keeps_alive = False
+        self._silence_timer: asyncio.TimerHandle | None = None
         self._tail = b""
         self.status = 0
         self.has_started = False  # a status has been given to the client: nothing may be retried
@@ -111,6 +113,9 @@ class ClientRelay:
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(framing)
         self._held_head = b"".join(lines)
+        limit_s = self._connection.sse_keepalive_s if self._connection is not None else None
+        if is_event_stream and limit_s is not None:
+            self._watch_silence(limit_s)
 
     def finish(self) -> None:
         """End an answer whose source is not an exchange (an error body, a cached list)."""
@@ -127,6 +132,7 @@ class ClientRelay:
             self._write(last_bytes)
         self._is_finished = True
         self._keeps_alive = False
+        self._stop_watching()
         if self._is_chunked or self._content_length is not None:
             self._flush_head()
             self._transport.close()  # lets written bytes leave; the missing last chunk, or length, tells
@@ -221,6 +227,24 @@ class ClientRelay:
             logging.getLogger(__name__).exception("answer_observer_failed")
             self._observer = None
 
+    def _watch_silence(self, limit_s: float) -> None:
+        """Look twice per limit, so that no silence is longer. One timer per stream, none per write."""
+        self._silence_timer = self._loop.call_later(
+            limit_s / 2, self._break_silence, limit_s, self.bytes_sent
+        )
+
+    def _break_silence(self, limit_s: float, num_bytes_before: int) -> None:
+        if self._transport.is_closing():
+            return
+        is_held_back = self._connection is not None and self._connection.writing_paused
+        if self.bytes_sent == num_bytes_before and not is_held_back:
+            self.send_comment()
+        self._watch_silence(limit_s)
+
+    def _stop_watching(self) -> None:
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+
     def _can_add_bytes(self) -> bool:
         return self.has_started and self._is_chunked and not self._transport.is_closing()
 
@@ -244,6 +268,7 @@ class ClientRelay:
             self._keeps_alive = False  # our own answers only: llhttp counts an upstream's bytes
         self._is_finished = True
         self._source = None
+        self._stop_watching()
         if self._is_chunked:
             chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
             data = b"%b%b0\r\n\r\n" % (self._held_head, chunk)

@@ -42,6 +42,9 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     keep-alive after the same time."""
     linger_s: float = 2.0
     """How long the rest of a refused request is read and thrown away, so that the client can read why."""
+    sse_keepalive_s: float | None = None
+    """Longest silence of an event stream towards its client, from the backend's response head on: before it
+    is over a comment is sent. For balancers with a short idle timeout. Absent: no comments."""
     cors: CorsSettings | None = None
     """Which web pages may call the gateway from a browser; absent: none, and a backend's word passes."""
     probe_half_closed: bool = True
@@ -57,6 +60,8 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be greater than 0")
+        if self.sse_keepalive_s is not None and not self.sse_keepalive_s >= 0.1:
+            raise ValueError("sse_keepalive_s must be at least 0.1")
         for name in ("max_body_bytes", "max_headers", "write_buffer_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
