@@ -34,7 +34,7 @@ from gateway.handover import Handover
 from gateway.limits.admission import Admission
 from gateway.logs import AccessLog, log_event
 from gateway.loop_lag import LoopLag
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import GatewayMetrics, status_label
 from gateway.proxy import Proxy, ProxyParts
 from gateway.record import Recorder
 from gateway.replay.recording import RecordingRouter
@@ -204,6 +204,7 @@ class Gateway:
     # -- what the fleet tells
 
     def _on_view(self, view: FleetView) -> None:
+        self.metrics.keep_backends(view.backends.keys())
         self.router.observe_view(view, self._clock())
         self.pools.sync(view)
         self.prober.sync(view)
@@ -223,8 +224,8 @@ class Gateway:
 
     def _on_refusal(self, refusal: Refusal) -> None:
         """A request that got no further than the server: unparsable, or too large a head."""
-        self.metrics.count(self.metrics.requests, Api.OTHER.value, str(refusal.status))
-        self.metrics.count(self.metrics.errors, "downstream", refusal.code)
+        self.metrics.requests[Api.OTHER.value, status_label(refusal.status)] += 1.0
+        self.metrics.errors["downstream", refusal.code] += 1.0
 
     def _on_report(self, backend_id: BackendId, report: EngineReport) -> None:
         if report.num_running is None:

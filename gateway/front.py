@@ -135,8 +135,8 @@ class Front:
         return _json(body, status=200 if is_ready else 503)
 
     def _render_metrics(self, request: web.BaseRequest) -> web.Response:
-        content_type = "text/plain; version=0.0.4; charset=utf-8"
-        return web.Response(body=self._metrics.render(), headers={"content-type": content_type})
+        body, content_type = self._metrics.page(request.headers.get("accept", ""))
+        return web.Response(body=body, headers={"content-type": content_type})
 
     def _list_models(self, request: web.BaseRequest) -> web.Response:
         """The union of what the reachable backends serve; one that is down never breaks the list."""

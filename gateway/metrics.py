@@ -1,132 +1,146 @@
-"""All metrics of one gateway process, in one class, on its own registry.
+"""All metrics of one gateway process, in one class. `METRICS.md` lists them with their meaning.
 
 Prometheus conventions: base units, `_total` for counters, bounded labels only (backend names, enums, status
 codes; never a session, prompt, path or model that a client made up). What changes per request is counted
-as it happens through cached children (a `labels()` call costs four times the increment); what is a state
-(in-flight, bindings, backend states) is read when Prometheus asks.
+as it happens, by whoever knows it, straight into the dicts here (see `series`); what is a state (in-flight,
+bindings, backend states) is read from its owner when a page is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import ProcessCollector
+
+from gateway.exposition import content_type_for, render
+from gateway.series import Counter, Gauge, Histogram, Labels, Series
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0, 120.0)
+INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 OVERHEAD_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 DURATION_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0)
 
-StateSource = Callable[[], Iterable[Metric]]
+StateSource = Callable[[], Iterable[Series[Any]]]
+
+_STATUS_LABELS = {status: str(status) for status in range(100, 600)}
+
+
+def status_label(status: int) -> str:
+    """A bounded label: a backend may answer any three digits."""
+    return _STATUS_LABELS.get(status, "other")
 
 
 class GatewayMetrics:
-    """Counters and histograms of the request path, and the text that Prometheus reads."""
+    """Counters and histograms of the request path, and the page that Prometheus reads."""
 
     def __init__(self) -> None:
-        # `_created` series double the page to say when each counter was made
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
-        self.registry = CollectorRegistry()
-        self._children: dict[tuple[object, ...], Any] = {}
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=self.registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
-
-        self.requests = counter("homing_requests", "Client requests by API and status", "api", "status")
-        self.errors = counter("homing_errors", "Requests that ended in an error", "source", "code")
-        self.affinity = counter(
+        self.requests = Counter("homing_requests", "Client requests by API and status", "api", "status")
+        self.errors = Counter("homing_errors", "Requests that ended in an error", "source", "code")
+        self.affinity = Counter(
             "homing_affinity", "What became of a request's affinity", "affinity", "key_source"
         )
-        self.moves = counter("homing_session_moves", "Sessions that changed their home", "reason")
-        self.retries = counter("homing_retries", "Attempts moved to another backend", "code")
-        self.upstream_errors = counter(
+        self.moves = Counter("homing_session_moves", "Sessions that changed their home", "reason")
+        self.retries = Counter("homing_retries", "Attempts moved to another backend", "code")
+        self.upstream_errors = Counter(
             "homing_upstream_errors", "Failed attempts by backend", "backend", "code"
         )
-        self.client_gone = counter("homing_client_disconnects", "Requests whose client left early", "api")
-        self.prompt_tokens = counter("homing_prompt_tokens", "Prompt tokens reported by engines", "backend")
-        self.cached_tokens = counter(
+        self.client_gone = Counter("homing_client_disconnects", "Requests whose client left early", "api")
+        self._add_token_counters()
+        self._add_histograms()
+        self._counted = [one for one in vars(self).values() if isinstance(one, Series)]
+        self._states: list[StateSource] = [_process_metrics]
+        self._backend_ids: Collection[str] = ()
+
+    def _add_token_counters(self) -> None:
+        self.prompt_tokens = Counter("homing_prompt_tokens", "Prompt tokens that engines reported", "backend")
+        self.cached_tokens = Counter(
             "homing_cached_tokens", "Prompt tokens that engines found in their cache", "backend"
         )
-        self.expected_tokens = counter(
-            "homing_expected_cached_tokens", "Prompt tokens routing expected to be cached", "backend"
+        self.expected_tokens = Counter(
+            "homing_expected_cached_tokens", "Prompt tokens that routing expected to be cached", "backend"
         )
-        self.completion_tokens = counter(
+        self.recomputed_tokens = Counter(
+            "homing_recomputed_tokens",
+            "Prompt tokens known to have been cached somewhere that were computed again",
+            "backend",
+            "cause",
+        )
+        self.completion_tokens = Counter(
             "homing_completion_tokens", "Tokens generated, as engines report", "backend"
         )
-        self.usage_unknown = counter(
+        self.turn_prompt_tokens = Counter(
+            "homing_turn_prompt_tokens", "Prompt tokens that engines reported, by turn of the session", "turn"
+        )
+        self.turn_cached_tokens = Counter(
+            "homing_turn_cached_tokens", "Prompt tokens found in a cache, by turn of the session", "turn"
+        )
+        self.usage_unknown = Counter(
             "homing_usage_unknown", "Answers without usage or without cached tokens", "what"
         )
-        self.time_to_first_token = histogram(
+
+    def _add_histograms(self) -> None:
+        self.time_to_first_token = Histogram(
             "homing_time_to_first_token_seconds",
-            "From request received to first token, by turn",
-            TTFT_BUCKETS_S,
+            "From request received to first token, by turn of the session",
             "turn",
+            bounds=TTFT_BUCKETS_S,
         )
-        self.duration = histogram(
-            "homing_request_duration_seconds", "Whole request", DURATION_BUCKETS_S, "api"
+        self.inter_token = Histogram(
+            "homing_inter_token_seconds",
+            "Mean time between the tokens of one streamed answer",
+            bounds=INTER_TOKEN_BUCKETS_S,
         )
-        self.overhead = histogram(
+        self.duration = Histogram(
+            "homing_request_duration_seconds", "Whole request", "api", bounds=DURATION_BUCKETS_S
+        )
+        self.overhead = Histogram(
             "homing_gateway_overhead_seconds",
             "From request read to first byte sent upstream, the gateway's own part",
-            OVERHEAD_BUCKETS_S,
+            bounds=OVERHEAD_BUCKETS_S,
         )
 
-    def child(self, metric: Counter | Histogram, *labels: str) -> Any:
-        """The series for these label values, made once."""
-        key = (metric, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels) if labels else metric
-        return child
-
-    def count(self, metric: Counter, *labels: str, by: float = 1.0) -> None:
-        self.child(metric, *labels).inc(by)
-
-    def observe(self, metric: Histogram, value: float, *labels: str) -> None:
-        self.child(metric, *labels).observe(value)
-
-    def value(self, metric: Counter, *labels: str) -> float:
+    def value(self, metric: Counter, labels: Labels = ()) -> float:
         """What one counter says now; 0 for a series that was never counted."""
-        child = self._children.get((metric, *labels))
-        return float(child._value.get()) if child is not None else 0.0
+        return metric[labels]
 
     def totals(self, metric: Counter) -> dict[str, float]:
         """Sums of a counter over its first label."""
-        sums: dict[str, float] = {}
-        for key, child in self._children.items():
-            if key[0] is metric:
-                sums[str(key[1])] = sums.get(str(key[1]), 0.0) + child._value.get()
-        return sums
+        return metric.by_first_label()
 
     def add_state(self, source: StateSource) -> None:
-        """Read these gauges from their owner at each scrape."""
-        self.registry.register(_StateCollector(source))
+        """Read these series from their owner for each page."""
+        self._states.append(source)
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+    def keep_backends(self, backend_ids: Collection[str]) -> None:
+        """Forget the numbers of backends that have left: fleets that scale make up names for ever."""
+        if backend_ids != self._backend_ids:
+            self._backend_ids = set(backend_ids)
+            for family in self._counted:
+                family.keep_backends(self._backend_ids)
 
+    def families(self) -> list[Series[Any]]:
+        """All metrics as they are now. O(series); asks no network."""
+        return [*self._counted, *(family for source in self._states for family in source())]
 
-class _StateCollector(Collector):
-    """Adapts a function to prometheus_client's collector protocol."""
-
-    def __init__(self, source: StateSource) -> None:
-        self._source = source
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # do not collect at registration: parts of the gateway may not be up yet
-
-    def collect(self) -> Iterable[Metric]:
-        return self._source()
-
-
-def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=labels)
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """The page in the format that the scraper accepts, and its content type."""
+        content_type = content_type_for(accept)
+        return render(self.families(), content_type), content_type
 
 
-def state_counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, labels=labels)
+def _process_metrics() -> Iterable[Series[Any]]:
+    """The `process_…` metrics that every exporter has: memory, CPU, descriptors."""
+    for one in ProcessCollector(registry=None).collect():
+        is_counter = one.type == "counter"
+        family = (
+            Counter(one.name, one.documentation)
+            if is_counter
+            else Gauge(
+                one.name,
+                one.documentation,
+                is_summed=not one.name.endswith(("max_fds", "start_time_seconds")),
+            )
+        )
+        family[()] = one.samples[0].value
+        yield family

@@ -191,7 +191,7 @@ class Proxy:
                     self._note_failure(decision, error)
                     if not self._may_fail_over(turn, error):  # 6
                         raise
-                    self._parts.metrics.count(self._parts.metrics.retries, error.code)
+                    self._parts.metrics.retries[error.code] += 1.0
                     turn.tried |= {decision.backend_id}
                     continue
                 if exchange.status == 101:
@@ -409,8 +409,7 @@ class Proxy:
     def _note_failure(self, decision: Decision | None, error: UpstreamError) -> None:
         if decision is None:
             return
-        metrics = self._parts.metrics
-        metrics.count(metrics.upstream_errors, decision.backend_id, error.code)
+        self._parts.metrics.upstream_errors[decision.backend_id, error.code] += 1.0
         if not isinstance(error, UpstreamUnavailable):  # its status was judged when it came
             self._parts.fleet.observe_outcome(decision.backend_id, Outcome.FAILURE, error.code)
 

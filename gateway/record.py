@@ -12,13 +12,15 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gateway.logs import AccessLog
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import GatewayMetrics, status_label
 from gateway.sessions.store import SessionStore
 from gateway.turn import Turn
-from gateway.values import Api
+from gateway.values import Affinity, Api, Binding, Decision
 from gateway.wire.facts import FactsParser
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that left before its answer was complete
+
+_TURN_LABELS = ("1", "2", "3", "4", "5", "6-9", "6-9", "6-9", "6-9")
 
 
 class Recorder:
@@ -76,49 +78,68 @@ class Recorder:
 
     def _count(self, turn: Turn, now_s: float) -> None:
         metrics, api = self._metrics, turn.api.value
-        metrics.count(metrics.requests, api, str(turn.status))
-        metrics.observe(metrics.duration, now_s - turn.started_s, api)
+        metrics.requests[api, status_label(turn.status)] += 1.0
+        metrics.duration.observe(now_s - turn.started_s, api)
         if turn.is_client_gone:
-            metrics.count(metrics.client_gone, api)
+            metrics.client_gone[api] += 1.0
         if turn.error is not None:
-            metrics.count(metrics.errors, turn.error.source, turn.error.code)
+            metrics.errors[turn.error.source, turn.error.code] += 1.0
         if turn.decision is None:
             return
-        metrics.count(metrics.affinity, turn.affinity.value, turn.facts.key_source.value)
+        metrics.affinity[turn.affinity.value, turn.facts.key_source.value] += 1.0
         if turn.moved_reason is not None:
-            metrics.count(metrics.moves, turn.moved_reason)
+            metrics.moves[turn.moved_reason] += 1.0
         if turn.sent_s is not None:
-            metrics.observe(metrics.overhead, turn.sent_s - turn.started_s)
+            metrics.overhead.observe(turn.sent_s - turn.started_s)
+        turn_label = _turn_label(turn.binding)
         if turn.first_token_s is not None:
-            metrics.observe(
-                metrics.time_to_first_token, turn.first_token_s - turn.started_s, _turn_label(turn)
-            )
-        self._count_tokens(turn)
+            metrics.time_to_first_token.observe(turn.first_token_s - turn.started_s, turn_label)
+        if turn.observer is not None:
+            self._count_tokens(turn, turn.decision, turn_label, now_s)
 
-    def _count_tokens(self, turn: Turn) -> None:
-        metrics, usage, decision = self._metrics, turn.usage, turn.decision
-        if turn.observer is None or decision is None:
-            return
+    def _count_tokens(self, turn: Turn, decision: Decision, turn_label: str, now_s: float) -> None:
+        """A share is only honest when both of its numbers are known for the same requests."""
+        metrics, usage, backend_id = self._metrics, turn.usage, decision.backend_id
         if usage is None or usage.prompt_tokens is None:
-            metrics.count(metrics.usage_unknown, "usage")
+            metrics.usage_unknown["usage"] += 1.0
             return
-        backend = decision.backend_id
+        num_generated = usage.completion_tokens or 0
+        metrics.completion_tokens[backend_id] += num_generated
+        if turn.first_token_s is not None and num_generated > 1 and turn.error is None:
+            metrics.inter_token.observe((now_s - turn.first_token_s) / (num_generated - 1))
         if usage.cached_tokens is None:
-            metrics.count(metrics.usage_unknown, "cached_tokens")
-        else:
-            # a share is only honest when both of its numbers are known for the same requests
-            metrics.count(metrics.prompt_tokens, backend, by=usage.prompt_tokens)
-            metrics.count(metrics.cached_tokens, backend, by=min(usage.cached_tokens, usage.prompt_tokens))
-            metrics.count(metrics.expected_tokens, backend, by=decision.expected_cached_tokens)
-        metrics.count(metrics.completion_tokens, backend, by=usage.completion_tokens or 0)
+            metrics.usage_unknown["cached_tokens"] += 1.0
+            return
+        num_cached = min(usage.cached_tokens, usage.prompt_tokens)
+        metrics.prompt_tokens[backend_id] += usage.prompt_tokens
+        metrics.cached_tokens[backend_id] += num_cached
+        metrics.expected_tokens[backend_id] += decision.expected_cached_tokens
+        metrics.turn_prompt_tokens[turn_label] += usage.prompt_tokens
+        metrics.turn_cached_tokens[turn_label] += num_cached
+        num_recomputed = min(_known_tokens(turn, decision), usage.prompt_tokens) - num_cached
+        if num_recomputed > 0:
+            metrics.recomputed_tokens[backend_id, _recompute_cause(turn)] += num_recomputed
 
 
-def _turn_label(turn: Turn) -> str:
-    """Bounded label of the turn's number in its session."""
-    if turn.binding is None:
+def _known_tokens(turn: Turn, decision: Decision) -> int:
+    """How much of the prompt was in some backend's cache, as far as the gateway knows."""
+    if turn.binding is None or turn.affinity is Affinity.HIT:
+        return decision.expected_cached_tokens
+    return max(decision.expected_cached_tokens, turn.binding.context_tokens)
+
+
+def _recompute_cause(turn: Turn) -> str:
+    """Why tokens that had been computed once were computed again. A metric label: bounded."""
+    if turn.affinity is Affinity.HIT:
+        return "evicted"  # at home, and the home had let it go
+    return turn.moved_reason or ("failover" if turn.affinity is Affinity.FAILOVER else "prefix_gone")
+
+
+def _turn_label(binding: Binding | None) -> str:
+    """Bounded label of the turn's number in its session; turns count from 1."""
+    if binding is None:
         return "none"
-    number = turn.binding.num_turns + 1
-    return str(number) if number <= 5 else "6-9" if number <= 9 else "10+"
+    return _TURN_LABELS[binding.num_turns] if binding.num_turns < len(_TURN_LABELS) else "10+"
 
 
 def _access_line(turn: Turn, now_s: float) -> dict[str, Any]:

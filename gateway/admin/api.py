@@ -126,10 +126,8 @@ class AdminApi:
         return _json({"status": "ok"})
 
     async def _render_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(
-            body=self._parts.metrics.render(),
-            headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+        body, content_type = self._parts.metrics.page(request.headers.get("accept", ""))
+        return web.Response(body=body, headers={"content-type": content_type})
 
     async def _status(self, request: web.Request) -> web.Response:
         sessions = await self._parts.sessions.count_by_backend()
