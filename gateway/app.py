@@ -7,21 +7,22 @@ gateways as it likes in one process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
+import logging
 import os
-import signal
+import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import uvloop
 from aiohttp import web
 
-from gateway.admin.api import AdminApi, AdminParts, backend_of
-from gateway.config import BackendSettings, Config, key_secret
+from gateway.admin.api import AdminApi, AdminParts
+from gateway.config import Config, ConfigError, Listen, key_secret
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.server import make_server
+from gateway.downstream.tls import ListenerTls, make_server_context
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.discovery_sources import make_sources
 from gateway.fleet.engine_metrics import EngineReport
@@ -32,14 +33,20 @@ from gateway.fleet.registry import Fleet, StateChange
 from gateway.front import Front
 from gateway.handover import Handover
 from gateway.limits.admission import Admission
+from gateway.listeners import Listener, open_tcp_sockets, open_unix_socket
 from gateway.logs import AccessLog, log_event
 from gateway.loop_lag import LoopLag
+from gateway.membership import Membership
 from gateway.metrics import GatewayMetrics, status_label
 from gateway.proxy import Proxy, ProxyParts
 from gateway.record import Recorder
+from gateway.reload import Reloader
 from gateway.replay.recording import RecordingRouter
 from gateway.replica import ReplicaLink
+from gateway.routing.failover import RetryBudget
+from gateway.routing.key_watch import KeyWatch
 from gateway.routing.router import Router
+from gateway.running import RunningRequests
 from gateway.sessions.open_store import open_load_board, open_order_board, open_store
 from gateway.state_metrics import state_metrics
 from gateway.values import Api, BackendId, BackendState, FleetView
@@ -49,6 +56,15 @@ LEAVING_NOTICE_S = 0.2
 """How long the gateway answers `not ready` before it stops accepting, so that a balancer can notice."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The parts of a new configuration whose making can fail."""
+
+    parser: FactsParser
+    data_tls: ssl.SSLContext | None
+    admin_tls: ssl.SSLContext | None
+
+
 class Gateway:
     """One gateway process: `start`, serve, `stop`."""
 
@@ -56,13 +72,17 @@ class Gateway:
         self,
         config: Config,
         *,
+        load: Callable[[], Config] | None = None,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
         record_path: Path | None = None,
+        sockets: Mapping[str, socket.socket] | None = None,
     ) -> None:
+        """`load` reads the configuration again, for a reload; `sockets` (data, admin) are inherited ones."""
         self.config = config
         self._environ, self._clock = environ, clock
-        secret = key_secret(environ)
+        self._sockets = dict(sockets or {})
+        self.reloader: Reloader[Prepared] = Reloader(config, load=load or (lambda: config), target=self)
         self.metrics = GatewayMetrics()
         self._recording = record_path.open("ab") if record_path is not None else None
         self.router = (
@@ -77,42 +97,48 @@ class Gateway:
             self.router, open_load_board(self.sessions, clock=clock), self.operator, clock=clock
         )
         self.pools = UpstreamPools(self.fleet, config.upstream)
-        discovery = config.fleet.discovery
-        self.discovery = Discovery(
-            make_sources(discovery, environ),
-            self.fleet,
-            self._join,
-            interval_s=discovery.interval_s,
-            timeout_s=discovery.timeout_s,
-        )
         self.prober = Prober(self.fleet, self.pools, config.health, config.fleet, on_report=self._on_report)
-        self.parser = FactsParser(config.keys, secret, max_decoded_bytes=config.downstream.max_body_bytes)
-        access_log = AccessLog() if config.log.access else None
-        self.recorder = Recorder(self.metrics, self.sessions, self.parser, access_log)
+        self.parser = self._make_parser(config)
+        self.recorder = Recorder(self.metrics, self.sessions, self.parser, _access_log(config))
         self.handover = Handover(
             config.fleet, self.fleet, self.router, self.sessions, self.pools, clock=clock
         )
         self.admission = Admission(config.limits, clock=clock)
-        self.proxy = Proxy(
-            ProxyParts(
-                config=config,
-                parser=self.parser,
-                sessions=self.sessions,
-                router=self.router,
-                fleet=self.fleet,
-                pools=self.pools,
-                metrics=self.metrics,
-                recorder=self.recorder,
-                handover=self.handover,
-                admission=self.admission,
-                clock=clock,
-            )
+        self.membership = Membership(self.fleet, self.router, self.handover, environ)
+        discovery = config.fleet.discovery
+        self.discovery = Discovery(
+            make_sources(discovery, environ),
+            self.fleet,
+            self.membership.join,
+            interval_s=discovery.interval_s,
+            timeout_s=discovery.timeout_s,
         )
+        self.running = RunningRequests()
+        self._proxy_parts = ProxyParts(
+            config=config,
+            parser=self.parser,
+            sessions=self.sessions,
+            router=self.router,
+            fleet=self.fleet,
+            pools=self.pools,
+            metrics=self.metrics,
+            recorder=self.recorder,
+            handover=self.handover,
+            admission=self.admission,
+            running=self.running,
+            key_watch=KeyWatch(config.key_watch),
+            retries=RetryBudget(config.failover),
+            clock=clock,
+        )
+        self.proxy = Proxy(self._proxy_parts)
         self.front = Front(self.proxy, self.fleet, self.metrics, config, clock=clock)
         self.front.degraded = self._degraded
         self.loop_lag = LoopLag()
         self.metrics.add_state(lambda: state_metrics(self))
         self._runners: list[web.BaseRunner] = []
+        self._listener: Listener | None = None
+        self._admin_listener: Listener | None = None
+        self._admin: AdminApi | None = None
         self.port = self.admin_port = 0
 
     # -- life
@@ -121,19 +147,18 @@ class Gateway:
         """Start everything and listen. Raises OSError when a port cannot be had; nothing is left running."""
         try:
             await self.sessions.start()
-            for settings in self.config.backends:
-                self._join(settings)
+            self.membership.apply((), self.config.backends)
             self.discovery.start()
             self.loop_lag.start()
             if self.config.sessions.store == "redis":
                 self.replica_link.start()
             server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
-            self.port = await self._listen(
-                web.ServerRunner(server), self.config.listen.host, self.config.listen.port
-            )
+            self._listener = await self._listen(web.ServerRunner(server), "data")
+            self.port = self._listener.port
             if self.config.admin.is_enabled:
-                runner = web.AppRunner(self._admin_application(), access_log=None)
-                self.admin_port = await self._listen(runner, self.config.admin.host, self.config.admin.port)
+                runner = web.AppRunner(self._make_admin().application(), access_log=None)
+                self._admin_listener = await self._listen(runner, "admin")
+                self.admin_port = self._admin_listener.port
         except BaseException:
             await self.stop(drain_timeout_s=0)
             raise
@@ -143,16 +168,18 @@ class Gateway:
         """Leave in order: not ready, no new connections, finish what runs, then close. Idempotent."""
         timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         self.front.is_leaving = True
-        if self._runners and timeout_s > 0:
+        if self._listener is not None and timeout_s > 0:
             await asyncio.sleep(min(LEAVING_NOTICE_S, timeout_s))
-            for runner in self._runners:
-                for site in list(runner.sites):
-                    await site.stop()
+            self._listener.stop_accepting()
             await self._finish_running(timeout_s)
+        for listener in (self._listener, self._admin_listener):
+            if listener is not None:
+                listener.stop_accepting()
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
         await self.discovery.close()
+        await self.membership.close()
         await self.replica_link.close()
         await self.handover.close()
         await self.prober.close()
@@ -165,19 +192,79 @@ class Gateway:
 
     async def _finish_running(self, timeout_s: float) -> None:
         """Wait for running answers; at the deadline tell the streams in band why they end."""
-        await self.proxy.wait_idle(timeout_s)
-        if self.proxy.num_in_flight:
-            log_event("drain_deadline", in_flight=self.proxy.num_in_flight)
-            await self.proxy.end_all()
+        await self.running.wait_idle(timeout_s)
+        if self.running.tasks:
+            log_event("drain_deadline", in_flight=len(self.running.tasks))
+            await self.running.end_all()
 
-    async def _listen(self, runner: web.BaseRunner, host: str, port: int) -> int:
+    async def _listen(self, runner: web.BaseRunner, name: str) -> Listener:
+        """Serve on the socket that we were given under this name, or open it."""
+        place = self.config.listen if name == "data" else self.config.admin
         await runner.setup()
         self._runners.append(runner)
-        site = web.TCPSite(runner, host, port, backlog=2048, reuse_port=self.config.workers > 1 or None)
-        await site.start()
-        return int(runner.addresses[0][1])
+        assert runner.server is not None
+        own_path = None
+        if name in self._sockets:
+            sockets = [self._sockets.pop(name)]
+        elif isinstance(place, Listen) and place.unix_path is not None:
+            own_path = Path(place.unix_path)
+            sockets = [open_unix_socket(own_path)]
+        else:
+            sockets = await open_tcp_sockets(place.host, place.port, reuse_port=self.config.workers > 1)
+        listener = Listener(runner.server, sockets, own_path=own_path)
+        await listener.serve(_context_of(f"{'listen' if name == 'data' else 'admin'}.tls", place.tls))
+        return listener
 
-    def _admin_application(self) -> web.Application:
+    # -- reload
+
+    def prepare(self, config: Config) -> Prepared:
+        """Make what can fail. Raises ConfigError. Changes nothing."""
+        self.membership.check(self.config.backends, config.backends)
+        return Prepared(
+            parser=self._make_parser(config),
+            data_tls=_context_of("listen.tls", config.listen.tls),
+            admin_tls=_context_of("admin.tls", config.admin.tls),
+        )
+
+    async def swap(self, config: Config, prepared: Prepared) -> None:
+        """Take over. Only certificates are awaited, before anything else has changed."""
+        if self._listener is not None:
+            await self._listener.serve(prepared.data_tls)
+        if self._admin_listener is not None:
+            await self._admin_listener.serve(prepared.admin_tls)
+        if config == self.config:
+            return
+        before, self.config = self.config, config
+        if config.log.level != before.log.level:
+            logging.getLogger().setLevel(config.log.level.upper())
+        self.recorder.access_log = _access_log(config)
+        self.router.reconfigure(config.routing)
+        self.fleet.reconfigure(config.health)
+        self.prober.reconfigure(config.health, config.fleet)
+        self.handover.reconfigure(config.fleet)
+        self.parser = prepared.parser
+        self._swap_proxy(before, config)
+        if self._admin is not None:
+            self._admin.reconfigure(config, self.parser)
+        self.membership.apply(
+            before.backends, config.backends, drain_deadline_s=config.fleet.drain_deadline_s
+        )
+
+    def _swap_proxy(self, before: Config, config: Config) -> None:
+        """Requests under way stay with the old proxy; both count and remember in the same places."""
+        parts = self._proxy_parts
+        parts.key_watch.reconfigure(config.key_watch)
+        parts.admission.reconfigure(config.limits)
+        retries = parts.retries if config.failover == before.failover else RetryBudget(config.failover)
+        self._proxy_parts = replace(parts, config=config, parser=self.parser, retries=retries)
+        self.proxy = Proxy(self._proxy_parts)
+        self.front.take_over(self.proxy, config)
+
+    def _make_parser(self, config: Config) -> FactsParser:
+        secret, limit_bytes = key_secret(self._environ), config.downstream.max_body_bytes
+        return FactsParser(config.keys, secret, max_decoded_bytes=limit_bytes)
+
+    def _make_admin(self) -> AdminApi:
         parts = AdminParts(
             config=self.config,
             fleet=self.fleet,
@@ -189,17 +276,12 @@ class Gateway:
             handover=self.handover,
             clock=self._clock,
         )
-        token = self._environ.get(self.config.admin.token_env)
-        return AdminApi(parts, token=token).application()
+        self._admin = AdminApi(parts, token=self._environ.get(self.config.admin.token_env))
+        return self._admin
 
     def _write_recording(self, line: bytes) -> None:
         assert self._recording is not None
         self._recording.write(line + b"\n")
-
-    def _join(self, settings: BackendSettings) -> None:
-        """Add a backend, with its key from the environment."""
-        api_key = self._environ.get(settings.api_key_env) if settings.api_key_env else None
-        self.fleet.add(backend_of(settings), api_key=api_key)
 
     # -- what the fleet tells
 
@@ -242,35 +324,15 @@ class Gateway:
         return ["session_store"] if self.sessions.stats().is_degraded else []
 
 
-def serve(config: Config, record_path: Path | None = None) -> int:
-    """Run one gateway until SIGTERM or SIGINT. A second signal ends it at once."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, record_path))
+def _access_log(config: Config) -> AccessLog | None:
+    return AccessLog() if config.log.access else None
 
 
-async def _serve(config: Config, record_path: Path | None) -> int:
-    gateway = Gateway(config, record_path=record_path)
-    await gateway.start()
-    gc.collect()
-    gc.freeze()  # what start-up made lives for ever: the collector need not look at it again
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    await stop.wait()
-    log_event("gateway_leaving", in_flight=gateway.proxy.num_in_flight)
-    leaving = asyncio.ensure_future(gateway.stop())
-    hurried = asyncio.ensure_future(hurry.wait())
-    await asyncio.wait({leaving, hurried}, return_when=asyncio.FIRST_COMPLETED)
-    if not leaving.done():
-        leaving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await leaving
-        await gateway.stop(drain_timeout_s=0)
-    hurried.cancel()
-    log_event("gateway_stopped")
-    return 0
+def _context_of(path: str, settings: ListenerTls | None) -> ssl.SSLContext | None:
+    """Raises ConfigError with the path of the option."""
+    if settings is None:
+        return None
+    try:
+        return make_server_context(settings)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error

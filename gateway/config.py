@@ -17,6 +17,8 @@ import msgspec
 import yaml
 
 from gateway.downstream.settings import DownstreamSettings
+from gateway.downstream.tls import ListenerTls
+from gateway.file_watch import ReloadSettings
 from gateway.fleet.settings import FleetSettings
 from gateway.limits.settings import LimitSettings
 from gateway.routing.failover import FailoverSettings
@@ -38,10 +40,14 @@ class ConfigError(Exception):
 
 
 class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where to listen."""
+    """Where clients reach the gateway."""
 
     host: str = "127.0.0.1"
     port: int = 8000
+    unix_path: str | None = None
+    """Listen on this Unix socket instead of host and port."""
+    tls: ListenerTls | None = None
+    """Speak TLS to clients; plain HTTP when absent."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -56,6 +62,8 @@ class AdminSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     is_enabled: bool = True
     token_env: str = "HOMING_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
     """Environment variable that holds the bearer token."""
+    tls: ListenerTls | None = None
+    """Speak TLS on the admin listener; plain HTTP when absent."""
 
 
 class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,6 +136,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     passthrough_paths: tuple[str, ...] = ()
     """Further paths that go to a backend as they are: `/v1/files`, or `/v1/files/*` for all below it. They
     are routed by session headers alone, and clients reach whatever an engine offers there."""
+    reload: ReloadSettings = ReloadSettings()
     workers: int = 1
     """Gateway processes that share the port; more than one needs `sessions.store: redis`."""
     drain_timeout_s: float = 30.0
@@ -150,6 +159,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise ValueError("workers must be at least 1")
         if self.workers > 1 and self.sessions.store != "redis":
             raise ValueError("workers above 1 need a session table they can share: set sessions.store: redis")
+        if self.workers > 1 and self.listen.unix_path is not None:
+            raise ValueError("workers above 1 share a TCP port: listen.unix_path takes one process")
 
 
 def normalise_backend_url(url: str) -> str:

@@ -44,9 +44,8 @@ class Front:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._proxy, self._fleet, self._metrics, self._clock = proxy, fleet, metrics, clock
-        self._routes = RouteTable(config.passthrough_paths)
-        self._cors = Cors(config.downstream.cors) if config.downstream.cors is not None else None
+        self._fleet, self._metrics, self._clock = fleet, metrics, clock
+        self.take_over(proxy, config)
         self.is_leaving = False
         self.degraded: Callable[[], list[str]] = list
         self._local = {
@@ -58,6 +57,12 @@ class Front:
             "/metrics": self._render_metrics,
             "/v1/models": self._list_models,
         }
+
+    def take_over(self, proxy: Proxy, config: Config) -> None:
+        """Serve requests that begin from now on with this proxy, and with the paths of this configuration."""
+        self._proxy = proxy
+        self._routes = RouteTable(config.passthrough_paths)
+        self._cors = Cors(config.downstream.cors) if config.downstream.cors is not None else None
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Never raises anything but cancellation."""

@@ -74,6 +74,17 @@ class Handover:
     def is_enabled(self) -> bool:
         return self._settings.prewarm_sessions > 0
 
+    def reconfigure(self, settings: FleetSettings) -> None:
+        """Hand over by these settings from now on; switched off, nothing is remembered any more."""
+        self._settings = settings
+        if not self.is_enabled:
+            self._last.clear()
+            self._num_bytes = 0
+
+    def is_running(self, backend_id: BackendId) -> bool:
+        """Whether this backend's sessions are being handed over now."""
+        return backend_id in self._tasks
+
     def remember(self, turn: Turn) -> None:
         """Keep this request as its session's last one. O(1) amortised."""
         key = turn.facts.session_key

@@ -17,7 +17,6 @@ backend is chosen (`routing`), what bytes mean (`wire`) or how sockets behave (`
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +43,7 @@ from gateway.routing.health import Outcome, outcome_of_status
 from gateway.routing.key_watch import KeyWatch
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
+from gateway.running import RunningRequests
 from gateway.sessions.store import SessionStore
 from gateway.turn import Turn
 from gateway.upstream.exchange import Exchange
@@ -74,11 +74,14 @@ class ProxyParts:
     recorder: Recorder
     handover: Handover
     admission: Admission
+    running: RunningRequests
+    key_watch: KeyWatch
+    retries: RetryBudget
     clock: Callable[[], float] = time.monotonic
 
 
 class Proxy:
-    """Serves routed requests. Safe to call concurrently from one event loop."""
+    """Serves routed requests under one configuration. Safe to call concurrently from one event loop."""
 
     def __init__(self, parts: ProxyParts) -> None:
         self._parts = parts
@@ -86,30 +89,14 @@ class Proxy:
         self._failover = parts.config.failover
         self._admission = parts.admission
         self._has_backend_gates = parts.admission.has_backend_gates
-        self.key_watch = KeyWatch(parts.config.key_watch)
+        self.key_watch = parts.key_watch
         self._heads = RequestHeads(parts.config.headers)
-        self._retries = RetryBudget(parts.config.failover)
-        self._running: set[asyncio.Task[object]] = set()
-        self._is_ending = False
+        self._retries = parts.retries
+        self._running = parts.running.tasks
 
     @property
     def num_in_flight(self) -> int:
         return len(self._running)
-
-    async def wait_idle(self, timeout_s: float) -> None:
-        """Return when nothing runs any more, or after `timeout_s`; requests that begin meanwhile count."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._running:
-                    await asyncio.wait(tuple(self._running))
-
-    async def end_all(self) -> None:
-        """End what still runs, at the drain deadline: streams in band, the rest with a 503."""
-        self._is_ending = True
-        running = tuple(self._running)
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running, timeout=1.0)
 
     async def serve(self, request: web.BaseRequest, route: Route, turn: Turn) -> web.StreamResponse:
         """Answer one request. Raises GatewayError while nothing was sent; the caller renders it."""
@@ -132,7 +119,7 @@ class Proxy:
             turn.is_client_gone = True
             return web.Response(status=CLIENT_CLOSED_REQUEST)
         except asyncio.CancelledError:
-            if self._is_ending:
+            if self._parts.running.is_ending:
                 task.uncancel()
                 turn.error, turn.status = _leaving(), ShuttingDown.status
                 raise turn.error from None
@@ -329,7 +316,7 @@ class Proxy:
             self._note_failure(turn.decision, error)
             self._break_off(turn, relay, error, is_event_stream)
         except asyncio.CancelledError:
-            if not self._is_ending:
+            if not self._parts.running.is_ending:
                 raise
             cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
             self._break_off(turn, relay, _leaving(), is_event_stream)
@@ -347,7 +334,7 @@ class Proxy:
                 request, exchange, self._answer_headers(turn, exchange, is_event_stream=False)
             )
         except asyncio.CancelledError:
-            if not self._is_ending:
+            if not self._parts.running.is_ending:
                 raise
             cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
             turn.error = _leaving()

@@ -33,7 +33,7 @@ class Recorder:
         parser: FactsParser,
         access_log: AccessLog | None,
     ) -> None:
-        self._metrics, self._sessions, self._access_log = metrics, sessions, access_log
+        self._metrics, self._sessions, self.access_log = metrics, sessions, access_log
         self._parser = parser
         self._writes: set[asyncio.Task[Any]] = set()
 
@@ -44,8 +44,8 @@ class Recorder:
         await self._renew(turn)
         self._remember_response(turn)
         self._count(turn, now_s)
-        if self._access_log is not None:
-            self._access_log.write(_access_line(turn, now_s))
+        if self.access_log is not None:
+            self.access_log.write(_access_line(turn, now_s))
 
     async def close(self) -> None:
         """Wait for background writes; each is bounded by the store's own budget."""

@@ -29,6 +29,7 @@ def state_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
     lag = Gauge("homing_event_loop_lag_seconds", "Worst lateness of the event loop in the last half minute")
     lag[()] = gateway.loop_lag.worst_s()
     yield lag
+    yield from _reload_metrics(gateway)
     distrusted = Counter("homing_distrusted_keys", "Requests whose session key was not believed", "kind")
     distrusted["shared"] = gateway.proxy.key_watch.num_shared
     distrusted["never_repeats"] = gateway.proxy.key_watch.num_unstable
@@ -36,6 +37,14 @@ def state_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
     info = Gauge("homing_build_info", "Always 1, with the version as a label", "version", "python")
     info[importlib.metadata.version("homing"), platform.python_version()] = 1
     yield info
+
+
+def _reload_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
+    generation = Gauge("homing_config_generation", "Configurations in force so far, with that of the start")
+    generation[()] = gateway.reloader.generation
+    successful = Gauge("homing_config_last_reload_successful", "0 after a reload that was refused")
+    successful[()] = float(gateway.reloader.is_last_successful)
+    yield from (generation, successful)
 
 
 def _fleet_metrics(gateway: Gateway) -> Iterator[Series[Any]]:

@@ -7,7 +7,7 @@ id, which is hashed here and never stored, echoed or logged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +27,7 @@ from gateway.errors import BadRequest, NotFound
 from gateway.fleet.operator import Operator
 from gateway.fleet.registry import Fleet
 from gateway.handover import Handover
+from gateway.membership import backend_of
 from gateway.metrics import GatewayMetrics
 from gateway.routing.router import Router
 from gateway.sessions.store import SessionStore
@@ -89,6 +90,10 @@ class AdminApi:
         self._parts = parts
         self._token = token
         self._routes = RouteTable(parts.config.passthrough_paths)
+
+    def reconfigure(self, config: Config, parser: FactsParser) -> None:
+        """Show and use these from now on."""
+        self._parts = replace(self._parts, config=config, parser=parser)
 
     def application(self) -> web.Application:
         app = web.Application(
@@ -284,18 +289,6 @@ class AdminApi:
         binding = await self._parts.sessions.get(facts.session_key) if facts.session_key else None
         decision = self._parts.router.decide(facts, binding, self._parts.clock())
         return _json(describe_decision(facts, binding, decision))
-
-
-def backend_of(settings: BackendSettings) -> Backend:
-    """A configured backend as the fleet keeps it."""
-    return Backend(
-        backend_id=BackendId(settings.backend_id),
-        base_url=normalise_backend_url(settings.url),
-        engine=settings.engine,
-        weight=settings.weight,
-        kv_capacity_tokens=settings.kv_capacity_tokens,
-        labels=dict(settings.labels),
-    )
 
 
 async def _read(request: web.Request, kind: type[_T]) -> _T:

@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from gateway.app import serve
 from gateway.commands.exits import UsageError
 from gateway.commands.workers import for_worker, run_workers
-from gateway.config import Config, ConfigError, load_config
+from gateway.config import Config, ConfigError, load_config, parse_config
+from gateway.lifecycle import Launch, serve
 from gateway.logs import configure_logging
+from gateway.service_manager import inherited_sockets
 
 _PR_SET_PDEATHSIG = 1
 
@@ -42,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="append every decision and what led to it, for homing replay",
     )
+    parser.add_argument(
+        "--drain-timeout", type=float, metavar="S", help="overrides drain_timeout_s: how long SIGTERM waits"
+    )
     parser.add_argument("--worker", type=int, metavar="N", help=argparse.SUPPRESS)
     parser.add_argument(
         "--die-with-parent", action="store_true", help="end when the process that started this one ends"
@@ -52,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     """Entry point. Raises UsageError for what the user can mend."""
     try:
         config = _resolve(options)
-    except (ConfigError, ValueError) as error:
+    except ConfigError as error:
         raise UsageError(str(error)) from error
     if options.check:
         sys.stdout.write(resolved_yaml(config))
@@ -64,7 +68,9 @@ def run(options: argparse.Namespace) -> int:
     if config.workers > 1 and options.worker is None:
         return asyncio.run(run_workers(config.workers))
     try:
-        return serve(for_worker(config, options.worker or 0), options.record)
+        return _serve(config, options)
+    except (ConfigError, ValueError) as error:
+        raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(
             f"cannot listen: {error.strerror or error}. Stop what uses the port, or choose another in "
@@ -72,7 +78,20 @@ def run(options: argparse.Namespace) -> int:
         ) from error
 
 
+def _serve(config: Config, options: argparse.Namespace) -> int:
+    worker: int = options.worker or 0
+    sockets = inherited_sockets(os.environ, is_worker=options.worker is not None)
+    launch = Launch(
+        load=lambda: for_worker(_resolve(options), worker),
+        config_path=options.config,
+        record_path=options.record,
+        sockets=sockets,
+    )
+    return serve(for_worker(config, worker), launch)
+
+
 def _resolve(options: argparse.Namespace) -> Config:
+    """The configuration of the file, with what the command line says in its place. Raises ConfigError."""
     config = load_config(options.config)
     data = msgspec.to_builtins(config)
     if options.backend:
@@ -81,7 +100,9 @@ def _resolve(options: argparse.Namespace) -> Config:
         data["listen"]["host"] = options.host
     if options.port is not None:
         data["listen"]["port"] = options.port
-    return msgspec.convert(data, Config)
+    if options.drain_timeout is not None:
+        data["drain_timeout_s"] = options.drain_timeout
+    return parse_config(data)
 
 
 def resolved_yaml(config: Config) -> str:

@@ -61,6 +61,10 @@ class Prober:
         self._on_report = on_report
         self._tasks: dict[BackendId, asyncio.Task[None]] = {}
 
+    def reconfigure(self, health: HealthSettings, settings: FleetSettings) -> None:
+        """Probe at these intervals from the next round on."""
+        self._health, self._settings = health, settings
+
     def sync(self, view: FleetView) -> None:
         """Start and stop tasks so that they match the view."""
         for backend_id in self._tasks.keys() - view.backends.keys():

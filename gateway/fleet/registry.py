@@ -13,7 +13,8 @@ interval, which is why routing treats only a *smaller* epoch in a binding as los
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gateway.errors import NotFound
@@ -63,8 +64,23 @@ class Fleet:
         self._rows: dict[BackendId, _Row] = {}
         self._on_view, self._on_change = on_view, on_change
         self._clock, self._wall_clock = clock, wall_clock
+        self._is_in_one_change = False
+
+    def reconfigure(self, health: HealthSettings) -> None:
+        """Judge by these rules from now on; what was seen so far counts on."""
+        self.health.settings = health
 
     # -- membership
+
+    @contextmanager
+    def one_change(self, reason: str) -> Iterator[None]:
+        """Publish all changes of this block as one view. Building a view of a large fleet takes its time."""
+        self._is_in_one_change = True
+        try:
+            yield
+        finally:
+            self._is_in_one_change = False
+            self._publish(reason)
 
     def add(self, backend: Backend, *, api_key: str | None = None) -> None:
         """Add a backend, or update the configured part of a known one; its health is kept."""
@@ -72,7 +88,11 @@ class Fleet:
         row = self._rows.get(backend.backend_id)
         if row is not None and row.backend.base_url == backend.base_url:
             row.backend = replace(
-                row.backend, weight=backend.weight, labels=backend.labels, engine=backend.engine
+                row.backend,
+                weight=backend.weight,
+                labels=backend.labels,
+                engine=backend.engine,
+                kv_capacity_tokens=backend.kv_capacity_tokens or row.backend.kv_capacity_tokens,
             )
             row.api_key = api_key
         else:
@@ -208,6 +228,8 @@ class Fleet:
 
     def _publish(self, reason: str) -> None:
         """Build the new view and hand it out. O(backends)."""
+        if self._is_in_one_change:
+            return
         now_s = self._clock()
         changes = []
         backends: dict[BackendId, Backend] = {}

@@ -9,6 +9,7 @@ from being full. Knows nothing of HTTP, sessions or how backends are chosen.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,6 +42,23 @@ class Admission:
         self.try_enter, self.leave = self._gate.try_enter, self._gate.leave
         self.has_backend_gates = settings.max_in_flight_per_backend is not None
         self._backend_gates: dict[BackendId, Gate] = {}
+
+    def reconfigure(self, settings: LimitSettings) -> None:
+        """Hold to these limits from now on. Who is inside stays; those in line get places that are new."""
+        self._settings = settings
+        self._max_arrived = settings.max_in_flight + settings.queue_size
+        self.room.size = settings.queue_size
+        self.rests.max_rest_s = settings.max_retry_after_s
+        self.has_backend_gates = settings.max_in_flight_per_backend is not None
+        self._gate.resize(settings.max_in_flight)
+        for gate in self._backend_gates.values():
+            gate.resize(self._num_backend_places)
+
+    @property
+    def _num_backend_places(self) -> int:
+        """A request that began under a limit still passes its gates when there is none any more."""
+        limit = self._settings.max_in_flight_per_backend
+        return sys.maxsize if limit is None else limit
 
     def check_arrival(self, num_arrived: int) -> None:
         """Refuse what could neither run nor wait, before it is read. Raises Overloaded."""
@@ -113,7 +131,5 @@ class Admission:
     def _gate_of(self, backend_id: BackendId) -> Gate:
         gate = self._backend_gates.get(backend_id)
         if gate is None:
-            num_places = self._settings.max_in_flight_per_backend
-            assert num_places is not None, "only asked where backends have gates"
-            gate = self._backend_gates[backend_id] = Gate(num_places, self.room)
+            gate = self._backend_gates[backend_id] = Gate(self._num_backend_places, self.room)
         return gate

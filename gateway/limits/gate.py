@@ -83,13 +83,20 @@ class Gate:
 
     def leave(self) -> None:
         """Give a place back, to the first in line if somebody waits."""
-        while len(self._line):
+        while len(self._line) and self.num_inside <= self._num_places:
             called = self._line.next()
             if not called.done():
                 called.set_result(None)
                 return
         self.num_inside -= 1
         assert self.num_inside >= 0, "a place was given back twice"
+
+    def resize(self, num_places: int) -> None:
+        """Have this many places. Who is inside stays; those in line get places that are new."""
+        self._num_places = num_places
+        while len(self._line) and self.num_inside < num_places:
+            self.num_inside += 1
+            self.leave()  # to the first in line
 
     def _give_up(self, ticket: Ticket, called: asyncio.Future[None], timeout_s: float) -> None:
         self._line.leave(ticket)

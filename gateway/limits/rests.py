@@ -26,12 +26,12 @@ class Rests:
     """Until when each backend rests. At most one entry per backend that ever asked for it."""
 
     def __init__(self, max_rest_s: float) -> None:
-        self._max_rest_s = max_rest_s
+        self.max_rest_s = max_rest_s
         self._until_s: dict[BackendId, float] = {}
 
     def note(self, backend_id: BackendId, seconds: float, now_s: float) -> None:
         """Take in what a backend asked for; a later answer replaces an earlier one."""
-        self._until_s[backend_id] = now_s + min(seconds, self._max_rest_s)
+        self._until_s[backend_id] = now_s + min(seconds, self.max_rest_s)
 
     def resting(self, now_s: float) -> list[BackendId]:
         """Return who rests now, and forget who no longer does. Costs one test when nobody does."""

@@ -21,7 +21,7 @@ from gateway.values import BackendId, Binding, Decision, FleetView, RequestFacts
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a recording; which fields are set depends on `event`."""
 
-    event: str  # settings | view | decide | reserve | first_token | release | load | others
+    event: str  # settings | reconfigure | view | decide | reserve | first_token | release | load | others
     now_s: float = 0.0
     settings: RoutingSettings | None = None
     view: FleetView | None = None
@@ -52,6 +52,10 @@ class RecordingRouter(Router):
 
     def _write(self, entry: Entry) -> None:
         self._write_line(msgspec.json.encode(entry))
+
+    def reconfigure(self, settings: RoutingSettings) -> None:
+        super().reconfigure(settings)
+        self._write(Entry(event="reconfigure", settings=settings))
 
     def observe_view(self, view: FleetView, now_s: float) -> None:
         super().observe_view(view, now_s)
@@ -142,7 +146,7 @@ def replay(lines: Iterable[bytes]) -> Iterator[Mismatch]:
     held: dict[int, Reservation] = {}
     for number, line in enumerate(lines, start=1):
         entry = decoder.decode(line)
-        if entry.settings is not None:
+        if entry.settings is not None and entry.event == "settings":
             router = Router(entry.settings)
             continue
         if router is None:
@@ -173,7 +177,9 @@ def _decide(router: Router, entry: Entry) -> Decision | str:
 
 def _apply(router: Router, entry: Entry, held: dict[int, Reservation]) -> None:
     """Tell the router one event that is not a question."""
-    if entry.view is not None:
+    if entry.settings is not None:
+        router.reconfigure(entry.settings)
+    elif entry.view is not None:
         router.observe_view(entry.view, entry.now_s)
     elif entry.load is not None and entry.backend_id is not None:
         running, waiting, usage = entry.load

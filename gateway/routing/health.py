@@ -77,7 +77,7 @@ class HealthTable:
     """Up or down for each backend. One row per backend; `forget` removes it."""
 
     def __init__(self, settings: HealthSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._records: dict[BackendId, _Record] = {}
 
     def is_up(self, backend_id: BackendId) -> bool:
@@ -102,7 +102,7 @@ class HealthTable:
             return False
         record.successes += 1
         out_long_enough = now_s - record.changed_at_s >= record.down_s
-        if record.successes < self._settings.healthy_after or not out_long_enough:
+        if record.successes < self.settings.healthy_after or not out_long_enough:
             return False
         record.is_up, record.successes, record.changed_at_s = True, 0, now_s
         return True
@@ -122,11 +122,11 @@ class HealthTable:
             return False
         record.successes = 0
         record.failures += 1
-        if not record.is_up or record.failures < self._settings.unhealthy_after:
+        if not record.is_up or record.failures < self.settings.unhealthy_after:
             return False
-        relapsed = now_s - record.changed_at_s < self._settings.relapse_window_s and record.down_s > 0
+        relapsed = now_s - record.changed_at_s < self.settings.relapse_window_s and record.down_s > 0
         record.down_s = (
-            min(record.down_s * 2, self._settings.max_down_s) if relapsed else self._settings.min_down_s
+            min(record.down_s * 2, self.settings.max_down_s) if relapsed else self.settings.min_down_s
         )
         record.is_up, record.failures, record.changed_at_s = False, 0, now_s
         return True

@@ -72,6 +72,10 @@ class KeyWatch:
         self.num_shared = 0  # requests whose key was found to be shared
         self.num_unstable = 0  # requests whose key was put aside because it never repeats
 
+    def reconfigure(self, settings: KeyWatchSettings) -> None:
+        """Judge by these limits from now on. Changes the settings, and nothing that is remembered."""
+        self._settings = settings
+
     def judge(self, facts: RequestFacts) -> RequestFacts:
         """Return the facts with the key that may be believed. Changes what is remembered."""
         if (
@@ -122,5 +126,5 @@ class KeyWatch:
     def _remember(self, table: OrderedDict[_K, _V], key: _K, value: _V) -> None:
         table[key] = value
         table.move_to_end(key)
-        if len(table) > self._settings.memory_entries:
+        while len(table) > self._settings.memory_entries:
             table.popitem(last=False)

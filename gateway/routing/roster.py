@@ -67,6 +67,10 @@ class Roster:
         self._pools: dict[str | None, Pool] = {}
         self._free: list[int] = []
 
+    def reconfigure(self, settings: RoutingSettings) -> None:
+        """Take over new settings; the ring stays."""
+        self._settings = settings
+
     def update(self, view: FleetView) -> Change:
         """Take over a new view. The ring is rebuilt only if ids or weights changed."""
         present = {b.backend_id: b for b in view.backends.values() if b.state is not BackendState.REMOVED}

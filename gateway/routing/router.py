@@ -24,7 +24,7 @@ from gateway.routing.policies.registry import make_policy
 from gateway.routing.question import Policy, Question, Surroundings
 from gateway.routing.reservation import Reservation
 from gateway.routing.roster import ALL_TIERS, OPEN_TIERS, Pool, Roster
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.settings import FIXED_WHILE_RUNNING, RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex, Shadow
 from gateway.routing.traffic import Traffic
 from gateway.routing.welcome import Welcome
@@ -67,6 +67,14 @@ class Router:
         known: ContentIndex = self._shadow if content is None else CompletedContent(content, self._shadow)
         self._around = Surroundings(settings, self._roster, self._load, self._costs, self._traffic, known)
         self._policy: Policy = make_policy(settings.policy, self._around)
+
+    def reconfigure(self, settings: RoutingSettings) -> None:
+        """Decide by these settings from now on. Those of `FIXED_WHILE_RUNNING` must be the same as before."""
+        assert all(getattr(settings, name) == getattr(self.settings, name) for name in FIXED_WHILE_RUNNING)
+        self.settings = self._around.settings = settings
+        self._roster.reconfigure(settings)
+        for slot in self._roster.slot_of.values():
+            self._set_capacity(slot)
 
     # -- the fleet -----------------------------------------------------------------------------
 

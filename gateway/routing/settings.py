@@ -22,6 +22,20 @@ POLICY_NAMES = (
     "weighted_scores",
 )
 
+FIXED_WHILE_RUNNING = (
+    "policy",
+    "virtual_nodes",
+    "prefill_tokens_per_s",
+    "prefill_fixed_s",
+    "attention_per_token",
+    "shadow_entries_per_backend",
+    "tokens_per_byte",
+    "traffic_window_s",
+    "recent_work_window_s",
+    "load_stale_s",
+)
+"""Options that what a running router has learned is measured in, or that replicas must have in common."""
+
 
 class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How requests are placed on backends."""

@@ -65,6 +65,7 @@ class GatewayWorld:
         self._environ = environ or {}
         self._record_path = record_path
         self._num_gateways = num_gateways
+        self.data: dict[str, Any] = {}  # the configuration as a reload will read it
         self.gateways: list[Gateway] = []
         self.clients: list[httpx.AsyncClient] = []
         self.admins: list[httpx.AsyncClient] = []
@@ -72,7 +73,7 @@ class GatewayWorld:
     async def __aenter__(self) -> Self:
         for backend in self.backends:
             await backend.start()
-        data = {
+        self.data = {
             "listen": {"port": 0},
             "admin": {"port": 0},
             "log": {"access": False, "level": "error"},
@@ -84,7 +85,12 @@ class GatewayWorld:
             **self._config,
         }
         for _ in range(self._num_gateways):
-            gateway = Gateway(parse_config(data), environ=self._environ, record_path=self._record_path)
+            gateway = Gateway(
+                parse_config(self.data),
+                load=lambda: parse_config(self.data),
+                environ=self._environ,
+                record_path=self._record_path,
+            )
             await gateway.start()
             self.gateways.append(gateway)
             self.clients.append(httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}", timeout=10))

@@ -1,0 +1,100 @@
+"""Noticing that a file has changed: the configuration, a certificate.
+
+Decision: look at the file every few seconds instead of subscribing to events. It works on every file system,
+sees through symbolic links (Kubernetes replaces a mounted ConfigMap by turning one), and costs one `stat`. A
+change counts only when the file has stayed the same from one look to the next: a file that is being written,
+and would read as a shorter valid one, is not taken for the new one. A file that is gone is no change: what
+was read from it stays in force.
+
+Knows nothing of what is in the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+Mark = tuple[int, int, int]
+
+
+class ReloadSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a changed configuration is taken over without a restart."""
+
+    watch: bool = False
+    """Whether a changed configuration file is taken over by itself. SIGHUP does it in any case, and changed
+    certificates are always noticed."""
+    interval_s: float = 2.0
+    """Time between two looks at the files; a change is taken over after the second look that finds it."""
+
+    def __post_init__(self) -> None:
+        if not self.interval_s > 0:
+            raise ValueError("interval_s must be greater than 0")
+
+
+def mark_of(path: Path) -> Mark | None:
+    """What tells one content of a file from the next: time, inode and size. None: there is no such file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+class ChangedFiles:
+    """Compares each look at the files with the ones before it."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, Mark | None] = {}
+        self._seen: dict[Path, Mark | None] = {}
+
+    def look(self, paths: Iterable[Path]) -> bool:
+        """Whether any of these files has changed and settled. A file never looked at before is known as it
+        is now. Changes what is known."""
+        has_changed = False
+        for path in paths:
+            mark = mark_of(path)
+            known = self._known.setdefault(path, mark)
+            if mark is not None and mark != known and mark == self._seen.get(path):
+                self._known[path] = mark
+                has_changed = True
+            self._seen[path] = mark
+        return has_changed
+
+
+class FileWatch:
+    """Looks at the files of `paths()` every `interval_s()` and calls `on_change`. Owns one task."""
+
+    def __init__(
+        self,
+        paths: Callable[[], Iterable[Path]],
+        on_change: Callable[[], Awaitable[object]],
+        *,
+        interval_s: Callable[[], float],
+    ) -> None:
+        self._paths, self._on_change, self._interval_s = paths, on_change, interval_s
+        self._files = ChangedFiles()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        """Supervisor of its own rounds: one bad look must not end the watching."""
+        while True:
+            try:
+                if await asyncio.to_thread(self._files.look, tuple(self._paths())):
+                    await self._on_change()
+            except Exception:
+                logging.getLogger(__name__).exception("file watch")
+            await asyncio.sleep(self._interval_s())

@@ -1,0 +1,74 @@
+"""What systemd (or another manager that speaks its protocol) gives a service, and wants to be told.
+
+Given: listening sockets, as descriptors from 3 on (`LISTEN_FDS`, `LISTEN_PID`, `LISTEN_FDNAMES`); so the port
+stays open across restarts. Told: ready, reloading, stopping, one datagram each to `NOTIFY_SOCKET`. The
+protocol is small and frozen (sd_listen_fds(3), sd_notify(3)), so it is spoken here without a library.
+
+The processes of `workers: N` are children of the one that systemd knows: they inherit its sockets, and take
+`LISTEN_PID` for theirs when it names their parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+FIRST_DESCRIPTOR = 3
+NAMES = ("data", "admin")
+"""Descriptor names that are understood; unnamed sockets are taken in this order."""
+
+
+def inherited_sockets(environ: Mapping[str, str], *, is_worker: bool) -> dict[str, socket.socket]:
+    """The listening sockets that the service manager has opened for us, by name.
+
+    Raises ValueError for a name that is not understood or given twice.
+    """
+    owner = os.getppid() if is_worker else os.getpid()
+    if environ.get("LISTEN_PID") != str(owner):
+        return {}
+    sockets = {name: socket.socket(fileno=fd) for name, fd in inherited_names(environ).items()}
+    for sock in sockets.values():
+        sock.setblocking(False)
+    return sockets
+
+
+def inherited_names(environ: Mapping[str, str]) -> dict[str, int]:
+    """Which descriptor each name stands for. Raises ValueError."""
+    count = int(environ.get("LISTEN_FDS") or "0")
+    names = [name for name in environ.get("LISTEN_FDNAMES", "").split(":") if name]
+    if not set(names) & set(NAMES):  # unnamed: systemd then gives each the name of its unit
+        names = list(NAMES[:count])
+    if len(names) != count or not set(names) <= set(NAMES) or len(set(names)) != count:
+        raise ValueError(
+            f"{count} sockets are handed over with the names {environ.get('LISTEN_FDNAMES')!r}:"
+            " at most two are used; name them data and admin (FileDescriptorName= in the socket unit)"
+        )
+    return {name: FIRST_DESCRIPTOR + number for number, name in enumerate(names)}
+
+
+def notify(state: str, environ: Mapping[str, str]) -> None:
+    """Tell the service manager, if there is one. Never fails: the service must not depend on it."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    if address.startswith("@"):  # Linux's abstract namespace
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.sendto(state.encode(), address)
+
+
+def notify_ready(environ: Mapping[str, str]) -> None:
+    notify("READY=1", environ)
+
+
+def notify_stopping(environ: Mapping[str, str]) -> None:
+    notify("STOPPING=1", environ)
+
+
+def notify_reloading(environ: Mapping[str, str]) -> None:
+    """To be followed by `notify_ready`. The time lets the manager tell it from an earlier ready."""
+    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", environ)
