@@ -7,6 +7,7 @@ was called; an unforeseen one is logged with its stack and told to the client on
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import time
@@ -46,6 +47,7 @@ class Front:
     ) -> None:
         self._fleet, self._metrics, self._clock = fleet, metrics, clock
         self.take_over(proxy, config)
+        self._id_prefix, self._id_numbers = f"req-{secrets.token_hex(8)}-", itertools.count(1)
         self.is_leaving = False
         self.degraded: Callable[[], list[str]] = list
         self._local = {
@@ -75,8 +77,8 @@ class Front:
         local = self._local.get(request.path)
         if local is not None and request.method in ("GET", "HEAD"):
             return local(request)
-        request_id = clean_request_id(request.headers.get("x-request-id")) or _new_request_id()
-        api = dialect_of(request.raw_path)
+        request_id = clean_request_id(request.headers.get("x-request-id")) or self._new_request_id()
+        api: Api | None = None
         try:
             route = self._routes.match(request.method, request.raw_path)
             api = route.api
@@ -89,9 +91,10 @@ class Front:
                 turn.is_upgrade = wants_websocket(request)
             return await self._proxy.serve(request, route, turn)
         except GatewayError as error:
-            return self._refuse(api, error, request_id)
+            return self._refuse(api or dialect_of(request.raw_path), error, request_id)
         except Exception:
             logging.getLogger(__name__).exception("unforeseen error in request %s", request_id)
+            api = api or dialect_of(request.raw_path)
             return self._refuse(api, GatewayError("internal error of the gateway"), request_id)
 
     def _answer_options(self, request: web.BaseRequest) -> web.Response:
@@ -99,7 +102,9 @@ class Front:
         try:
             methods = (*self._methods(request), "OPTIONS")
         except GatewayError as error:
-            return self._permit(request, self._refuse(dialect_of(request.raw_path), error, _new_request_id()))
+            return self._permit(
+                request, self._refuse(dialect_of(request.raw_path), error, self._new_request_id())
+            )
         response = web.Response(status=204, headers={"allow": ", ".join(methods)})
         if self._cors is None or "access-control-request-method" not in request.headers:
             return self._permit(request, response)
@@ -118,6 +123,10 @@ class Front:
         if self._cors is not None:
             response.headers.extend(self._cors.answer_headers(request.headers.get("origin")))
         return response
+
+    def _new_request_id(self) -> str:
+        """Unique, not secret: asking the system for random bytes each time costs more than a lookup."""
+        return f"{self._id_prefix}{next(self._id_numbers):x}"
 
     def _refuse(self, api: Api, error: GatewayError, request_id: str) -> web.Response:
         status, body, headers = error_response(api, error)
@@ -147,7 +156,7 @@ class Front:
         """The union of what the reachable backends serve; one that is down never breaks the list."""
         if not any(backend.state.is_routable for backend in self._fleet.view.backends.values()):
             return self._refuse(
-                Api.MODELS, NoBackend("no backend is ready", retry_after_s=1), _new_request_id()
+                Api.MODELS, NoBackend("no backend is ready", retry_after_s=1), self._new_request_id()
             )
         return _json({"object": "list", "data": [_model_card(model) for model in sorted(self._models())]})
 
@@ -176,7 +185,3 @@ def _json(body: object, status: int = 200) -> web.Response:
 
 def _encoded(headers: HeaderLines) -> tuple[tuple[bytes, bytes], ...]:
     return tuple((name.encode(), value.encode()) for name, value in headers)
-
-
-def _new_request_id() -> str:
-    return "req-" + secrets.token_hex(12)

@@ -8,7 +8,7 @@
     6 fail over  while nothing was sent downstream: back to 3 without the backends already tried
     7 record     always and exactly once: binding, gauges, usage, one access line
 
-Invariants. Each reservation has one owner, the `with` block of its attempt, and is released when the block
+Invariants. Each reservation has one owner, the `try` block of its attempt, and is released when the block
 is left, however it is left: answer, error or cancellation. After the first byte downstream nothing is
 retried; a stream that breaks ends with an in-band error and an unclean close. Nothing here knows how a
 backend is chosen (`routing`), what bytes mean (`wire`) or how sockets behave (`upstream`, `downstream`).
@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -53,8 +52,6 @@ from gateway.wire.error_bodies import stream_error
 from gateway.wire.facts import FactsParser
 from gateway.wire.headers import RequestHeads, find_header, response_headers
 from gateway.wire.routes import Route
-
-_SET_BY_RELAY = frozenset((b"content-length", b"x-request-id", b"x-accel-buffering"))
 
 MAX_BINDING_RACES = 3
 """How often one request may find that another bound its session first, before it goes on unpinned."""
@@ -164,26 +161,16 @@ class Proxy:
 
     async def _attempt_until_answered(self, request: web.BaseRequest, turn: Turn) -> web.StreamResponse:
         """Try backends until one answers. Raises the last failure when none may be tried any more."""
-        num_races = 0
         self._retries.deposit()
         while True:
             decision = await self._choose(turn) if self._has_backend_gates else self._decide(turn)  # 3
-            with self._reserved(turn, decision) as reservation:  # 4
-                if num_races < MAX_BINDING_RACES and not await self._bind(turn, decision):
-                    num_races += 1
-                    continue  # another request bound this session first: decide again with its home
-                try:
-                    exchange = await self._forward(request, turn, decision)  # 5
-                except UpstreamError as error:
-                    self._note_failure(decision, error)
-                    if not self._may_fail_over(turn, error):  # 6
-                        raise
-                    self._parts.metrics.retries[error.code] += 1.0
-                    turn.tried |= {decision.backend_id}
-                    continue
-                if exchange.status == 101:
-                    return await self._tunnel(request, turn, exchange)
-                return await self._relay(request, turn, exchange, reservation)
+            reservation = self._reserve(turn, decision)  # 4
+            try:
+                answer = await self._attempt(request, turn, decision, reservation)
+            finally:
+                self._release(turn, reservation)
+            if answer is not None:
+                return answer
 
     def _decide(self, turn: Turn) -> Decision:
         now_s = self._clock()
@@ -200,21 +187,38 @@ class Proxy:
         """Decide, and hold a place on the chosen backend, after a wait if need be."""
         return await self._admission.choose(lambda: self._decide(turn), self._standing(turn))
 
-    @contextmanager
-    def _reserved(self, turn: Turn, decision: Decision) -> Iterator[Reservation]:
-        """Hold in-flight and work on the chosen backend for exactly this block."""
-        router = self._parts.router
-        reservation = router.reserve(turn.facts, decision, self._clock())
+    def _reserve(self, turn: Turn, decision: Decision) -> Reservation:
+        """Count in-flight and work on the chosen backend. Whoever calls this must call `_release`."""
         turn.decision, turn.affinity = decision, decision.affinity
         backend = self._parts.fleet.view.get(decision.backend_id)
         turn.epoch = backend.epoch if backend is not None else 0
+        return self._parts.router.reserve(turn.facts, decision, self._clock())
+
+    def _release(self, turn: Turn, reservation: Reservation) -> None:
+        was_answered = turn.observer is not None and turn.error is None and not turn.is_client_gone
+        self._parts.router.release(reservation, self._clock(), turn.usage, completed=was_answered)
+        if self._has_backend_gates:
+            self._admission.leave_backend(reservation.backend_id)
+
+    async def _attempt(
+        self, request: web.BaseRequest, turn: Turn, decision: Decision, reservation: Reservation
+    ) -> web.StreamResponse | None:
+        """Try the backend decided on. None: decide again."""
+        if turn.num_races < MAX_BINDING_RACES and not await self._bind(turn, decision):
+            turn.num_races += 1
+            return None  # another request bound this session first: its home is known now
         try:
-            yield reservation
-        finally:
-            was_answered = turn.observer is not None and turn.error is None and not turn.is_client_gone
-            router.release(reservation, self._clock(), turn.usage, completed=was_answered)
-            if self._has_backend_gates:
-                self._admission.leave_backend(decision.backend_id)
+            exchange = await self._forward(request, turn, decision)  # 5
+        except UpstreamError as error:
+            self._note_failure(decision, error)
+            if not self._may_fail_over(turn, error):  # 6
+                raise
+            self._parts.metrics.retries[error.code] += 1.0
+            turn.tried |= {decision.backend_id}
+            return None
+        if exchange.status == 101:
+            return await self._tunnel(request, turn, exchange)
+        return await self._relay(request, turn, exchange, reservation)
 
     async def _bind(self, turn: Turn, decision: Decision) -> bool:
         """Make the session's home agree with the decision. False: somebody bound it elsewhere meanwhile."""
@@ -376,7 +380,7 @@ class Proxy:
         assert turn.decision is not None
         affinity = Affinity.FAILOVER if turn.tried else turn.affinity
         turn.affinity = affinity
-        headers = [one for one in response_headers(exchange.headers) if one[0] not in _SET_BY_RELAY]
+        headers = response_headers(exchange.headers)
         if turn.cors_headers:
             headers = [one for one in headers if not one[0].startswith(b"access-control-")]
             headers += turn.cors_headers
@@ -385,8 +389,8 @@ class Proxy:
         headers += [
             (b"x-request-id", turn.request_id.encode()),
             (b"x-homing-backend", turn.decision.backend_id.encode()),
-            (b"x-homing-affinity", affinity.value.encode()),
-            (b"x-homing-key-source", turn.facts.key_source.value.encode()),
+            (b"x-homing-affinity", affinity._value_.encode()),
+            (b"x-homing-key-source", turn.facts.key_source._value_.encode()),
             (b"x-homing-reason", (turn.moved_reason or turn.decision.reason).encode()),
         ]
         return headers

@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gateway.values import KeySource, RequestFacts, SessionKey
+from gateway.values import KeySource, Message, RequestFacts, SessionKey
 
 _MAX_ADDED = 8  # messages that one turn adds: answer, tool calls, their results, the next question
 _K = TypeVar("_K")
@@ -102,7 +102,7 @@ class KeyWatch:
         assert facts.session_key is not None
         record = self._sources.setdefault(facts.key_source, _SourceRecord())
         prompt = facts.prefix
-        if facts.is_follow_up and any(m.chain_hash in self._prompts for m in prompt[-_MAX_ADDED - 1 : -1]):
+        if facts.is_follow_up and self._is_known(prompt[-_MAX_ADDED - 1 : -1]):
             if record.num_follow_ups >= 4 * self._settings.min_follow_ups:  # forget slowly: clients mend
                 record.num_follow_ups *= 0.5
                 record.num_changed *= 0.5
@@ -113,6 +113,9 @@ class KeyWatch:
             record.num_follow_ups >= self._settings.min_follow_ups
             and record.num_changed >= self._settings.unstable_share * record.num_follow_ups
         )
+
+    def _is_known(self, messages: tuple[Message, ...]) -> bool:
+        return not self._prompts.keys().isdisjoint([message.chain_hash for message in messages])
 
     def _is_shared(self, key: SessionKey, opener: int) -> bool:
         openers = self._openers_of_key.get(key)

@@ -12,6 +12,7 @@ Invariant: a pool names routable backends only. It knows no load; it reads no cl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gateway.errors import ModelNotFound, NoBackend
@@ -20,6 +21,7 @@ from gateway.routing.settings import RoutingSettings
 from gateway.values import Backend, BackendId, BackendState, FleetView
 
 _MAX_POOLS = 512  # model names come from clients
+_SLOW_START_STEPS = 128  # shares grow in steps, so that they are not computed anew for every request
 
 
 ALL_TIERS = 3
@@ -66,6 +68,9 @@ class Roster:
         self._ring_weights: dict[BackendId, float] = {}
         self._pools: dict[str | None, Pool] = {}
         self._free: list[int] = []
+        self._slow_start_step_s = settings.slow_start_s / _SLOW_START_STEPS
+        self._shares: dict[tuple[int, ...], dict[int, float]] = {}  # of the step that began at:
+        self._shares_at_s = math.nan
 
     def reconfigure(self, settings: RoutingSettings) -> None:
         """Take over new settings; the ring stays."""
@@ -91,6 +96,7 @@ class Roster:
             self.backends[slot] = backend
             self.weights[slot] = backend.weight
         self._pools = {}
+        self._shares.clear()
         ring_weights = {backend_id: backend.weight for backend_id, backend in present.items()}
         if ring_weights != self._ring_weights:
             self.ring = Ring(ring_weights, self._settings.virtual_nodes)
@@ -185,15 +191,24 @@ class Roster:
         During its slow start a backend counts for less, growing linearly; relative to the most
         advanced one, so that a fleet that starts as a whole is not slowed.
         """
-        slow_s, weights, backends = self._settings.slow_start_s, self.weights, self.backends
-        if now_s - pool.last_joined_s >= slow_s:
+        slow_s = self._settings.slow_start_s
+        if slow_s <= 0.0 or now_s - pool.last_joined_s >= slow_s:
             return pool.weights
-        floor = self._settings.slow_start_floor
+        step_s = now_s - now_s % self._slow_start_step_s
+        if step_s != self._shares_at_s:
+            self._shares.clear()
+            self._shares_at_s = step_s
+        shares = self._shares.get(slots)
+        if shares is None:
+            shares = self._shares[slots] = self._slow_start_shares(slots, step_s)
+        return shares
+
+    def _slow_start_shares(self, slots: tuple[int, ...], now_s: float) -> dict[int, float]:
+        slow_s, floor = self._settings.slow_start_s, self._settings.slow_start_floor
         warmth = {}
         for slot in slots:
-            backend = backends[slot]
+            backend = self.backends[slot]
             assert backend is not None
-            age = (now_s - backend.since_s) / slow_s if slow_s else 1.0
-            warmth[slot] = min(1.0, max(floor, age))
+            warmth[slot] = min(1.0, max(floor, (now_s - backend.since_s) / slow_s))
         most = max(warmth.values())
-        return {slot: (weights[slot] or 1.0) * value / most for slot, value in warmth.items()}
+        return {slot: (self.weights[slot] or 1.0) * value / most for slot, value in warmth.items()}

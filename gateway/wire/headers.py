@@ -35,6 +35,7 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 _SET_BY_US: Final = frozenset({b"accept-encoding", b"content-length", b"expect", b"host", b"x-request-id"})
+_NOT_ANSWERED: Final = _HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-accel-buffering"}
 _FORWARDED: Final = frozenset({b"forwarded", b"x-real-ip"})
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _UPGRADE: Final = (b"connection: upgrade", b"upgrade: websocket")
@@ -105,21 +106,23 @@ class RequestHeads:
         return head + b"\r\n\r\n"
 
 
-def response_headers(raw_headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a backend's answer that go to the client, names in lower case.
+def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a backend's answer that go to the client. Names are in lower case throughout.
 
-    Framing (`transfer-encoding`) is left out because the relay sets it; `content-length` stays. Backends
-    cannot speak in our name: `x-homing-*` is dropped.
+    Framing is left out because the relay sets it, and so is what the gateway says itself: the request id and
+    `x-homing-*`, in which a backend cannot speak.
     """
-    connection = b",".join([value for name, value in raw_headers if name.lower() == b"connection"])
-    listed = _listed_names(connection)
-    return [
-        (lowered, value)
-        for name, value in raw_headers
-        if (lowered := name.lower()) not in _HOP_BY_HOP
-        and lowered not in listed
-        and not lowered.startswith(_INTERNAL_PREFIX)
-    ]
+    kept = []
+    connection = b""
+    for header in headers:
+        name = header[0]
+        if name in _NOT_ANSWERED:
+            if name == b"connection":
+                connection += b"," + header[1]
+        elif not name.startswith(_INTERNAL_PREFIX):
+            kept.append(header)
+    listed = _listed_names(connection) if connection else None
+    return [header for header in kept if header[0] not in listed] if listed else kept
 
 
 def clean_request_id(value: str | bytes | None) -> str | None:
@@ -135,10 +138,10 @@ def safe_header_value(text: str, *, max_length: int = 256) -> str:
     return _UNSAFE.sub("_", text[:max_length]).strip()
 
 
-def find_header(raw_headers: RawHeaders, lowered_name: bytes) -> bytes | None:
-    """Return the first value of a header, by its lower-case name."""
-    for name, value in raw_headers:
-        if name.lower() == lowered_name:
+def find_header(headers: RawHeaders, wanted: bytes) -> bytes | None:
+    """Return the first value of a header. Names are in lower case on both sides."""
+    for name, value in headers:
+        if name == wanted:
             return value
     return None
 

@@ -88,7 +88,7 @@ def test_parse_new_system_prompt(size: str) -> None:
 def test_pieces() -> None:
     """Heads, routes, errors and the values that every request makes."""
     heads, routes = RequestHeads(HeaderSettings()), RouteTable()
-    answer = [(b"Content-Type", b"application/json"), (b"Date", b"x"), (b"Server", b"uvicorn")]
+    answer = [(b"content-type", b"application/json"), (b"date", b"x"), (b"server", b"uvicorn")]
     calls: dict[str, Callable[[], object]] = {
         "request head": lambda: heads.build(
             "POST", "/v1/chat/completions", HEADERS, host="b:1", body_length=1024, request_id="r" * 32

@@ -79,6 +79,11 @@ def test_session_and_trace_headers_travel_unchanged(name: str) -> None:
     assert b"%b: %b" % header in build([header])
 
 
+def as_answered(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers as the upstream connection hands them on: names in lower case."""
+    return [(name.lower(), value) for name, value in headers]
+
+
 @pytest.mark.parametrize(
     "name",
     ["Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "TE",
@@ -88,7 +93,7 @@ def test_headers_of_one_connection_stop_here(name: str) -> None:
     """Hop-by-hop headers reach neither the backend nor the client."""
     headers = [(name.encode(), b"x"), (b"Accept", b"*/*")]
     assert [line.split(b":")[0] for line in build(headers)[3:]] == [b"Accept", b"content-length"]
-    assert response_headers(headers) == [(b"accept", b"*/*")]
+    assert response_headers(as_answered(headers)) == [(b"accept", b"*/*")]
 
 
 def test_headers_named_by_connection_stop_here_too() -> None:
@@ -102,7 +107,7 @@ def test_headers_named_by_connection_stop_here_too() -> None:
         (b"X-Last", b"4"),
     ]
     assert build(headers)[3:] == [b"X-Keep: 2", b"content-length: 5"]
-    assert response_headers(headers) == [(b"x-keep", b"2")]
+    assert response_headers(as_answered(headers)) == [(b"x-keep", b"2")]
 
 
 def test_connection_cannot_take_away_what_the_gateway_sets() -> None:
@@ -138,8 +143,7 @@ def test_a_trusted_proxy_may_say_whom_it_forwards_for() -> None:
 
 
 def test_answers_do_not_carry_a_backends_framing_or_our_names() -> None:
-    """The relay sets framing; `x-homing-*` is the gateway's alone; all the rest passes in order, in
-    lower case so that whoever adds a header can see what is there."""
+    """The relay sets framing; `x-homing-*` is the gateway's alone; all the rest passes in order."""
     headers = [
         (b"Content-Type", b"text/event-stream"),
         (b"Transfer-Encoding", b"chunked"),
@@ -148,12 +152,8 @@ def test_answers_do_not_carry_a_backends_framing_or_our_names() -> None:
         (b"Set-Cookie", b"b=2"),
         (b"Content-Length", b"3"),
     ]
-    assert [name for name, _ in response_headers(headers)] == [
-        b"content-type",
-        b"set-cookie",
-        b"set-cookie",
-        b"content-length",
-    ]
+    answered = response_headers(as_answered(headers))
+    assert [name for name, _ in answered] == [b"content-type", b"set-cookie", b"set-cookie"]
 
 
 @pytest.mark.parametrize("bad", [b"a\r\nEvil: 1", b"a\nEvil: 1", b"a\rb", b"a\0b"])
@@ -229,5 +229,5 @@ def test_header_values_from_text_are_one_visible_line() -> None:
 
 def test_a_header_is_found_by_its_lower_case_name() -> None:
     """The first value counts."""
-    assert find_header([(b"X-A", b"1"), (b"x-a", b"2")], b"x-a") == b"1"
+    assert find_header([(b"x-a", b"1"), (b"x-a", b"2")], b"x-a") == b"1"
     assert find_header([], b"x-a") is None
