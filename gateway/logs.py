@@ -8,12 +8,17 @@ Never logged: prompts, API keys, raw session ids.
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import msgspec
+
+_STDERR = 2  # the descriptor: `sys.stderr` buffers, and may be somebody else's object
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _logger = logging.getLogger("homing")
@@ -54,13 +59,43 @@ def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
         _logger.log(level, event, extra={"fields": fields})
 
 
+class AccessLine(
+    msgspec.Struct, omit_defaults=True, kw_only=True, gc=False, tag_field="event", tag="request"
+):
+    """What one finished request leaves in the log. What is not known is left out."""
+
+    time: float  # wall seconds
+    request_id: str
+    api: str
+    status: int
+    duration_ms: float
+    attempts: int
+    key_source: str
+    tenant: str = "default"
+    model: str | None = None
+    session: str | None = None  # start of the session key, a hash
+    backend: str | None = None
+    affinity: str | None = None
+    reason: str | None = None
+    expected_cached_tokens: int | None = None
+    overhead_ms: float | None = None
+    ttft_ms: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    error: str | None = None
+    trace_id: str | None = None
+
+
 class AccessLog:
-    """One line per request."""
+    """One line per request, each one unbuffered write: a line is whole or absent, also after a crash."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self, write: Callable[[bytes], object] | None = None) -> None:
+        self._write = write or functools.partial(os.write, _STDERR)
+        self.num_lost = 0
 
-    def write(self, fields: dict[str, Any]) -> None:
-        self._stream.write(
-            _encode({"event": "request", "time": round(time.time(), 3), **fields}).decode() + "\n"
-        )
+    def write(self, line: AccessLine) -> None:
+        try:
+            self._write(_encode(line) + b"\n")
+        except BlockingIOError:  # whoever reads the pipe is slow, and set it to not block
+            self.num_lost += 1
