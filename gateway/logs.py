@@ -92,10 +92,9 @@ class AccessLog:
 
     def __init__(self, write: Callable[[bytes], object] | None = None) -> None:
         self._write = write or functools.partial(os.write, _STDERR)
-        self.num_lost = 0
 
     def write(self, line: AccessLine) -> None:
         try:
             self._write(_encode(line) + b"\n")
-        except BlockingIOError:  # whoever reads the pipe is slow, and set it to not block
-            self.num_lost += 1
+        except BlockingIOError:
+            return  # its reader is slow and set it to not block: the line is lost, not the request
