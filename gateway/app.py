@@ -33,6 +33,7 @@ from gateway.fleet.registry import Fleet, StateChange
 from gateway.front import Front
 from gateway.handover import Handover
 from gateway.limits.admission import Admission
+from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.listeners import Listener, open_tcp_sockets, open_unix_socket
 from gateway.logs import AccessLog, log_event
 from gateway.loop_lag import LoopLag
@@ -47,7 +48,7 @@ from gateway.routing.failover import RetryBudget
 from gateway.routing.key_watch import KeyWatch
 from gateway.routing.router import Router
 from gateway.running import RunningRequests
-from gateway.sessions.open_store import open_load_board, open_order_board, open_store
+from gateway.sessions.open_store import open_load_board, open_order_board, open_store, open_tenant_ledger
 from gateway.state_metrics import state_metrics
 from gateway.values import Api, BackendId, BackendState, FleetView
 from gateway.wire.facts import FactsParser
@@ -104,6 +105,13 @@ class Gateway:
             config.fleet, self.fleet, self.router, self.sessions, self.pools, clock=clock
         )
         self.admission = Admission(config.limits, clock=clock)
+        self.tenant_ledger = open_tenant_ledger(self.sessions, clock=clock)
+        self.limiter = TenantLimiter(
+            lambda _: self.config.limits.per_tenant,
+            max_tenants=config.limits.max_tenants_tracked,
+            clock=clock,
+            shared=self.tenant_ledger,
+        )
         self.membership = Membership(self.fleet, self.router, self.handover, environ)
         discovery = config.fleet.discovery
         self.discovery = Discovery(
@@ -128,6 +136,7 @@ class Gateway:
             running=self.running,
             key_watch=KeyWatch(config.key_watch),
             retries=RetryBudget(config.failover),
+            limiter=self.limiter,
             clock=clock,
         )
         self.proxy = Proxy(self._proxy_parts)
@@ -150,6 +159,8 @@ class Gateway:
             self.membership.apply((), self.config.backends)
             self.discovery.start()
             self.loop_lag.start()
+            if self.tenant_ledger is not None:
+                self.tenant_ledger.start(self.limiter.num_in_flight)
             if self.config.sessions.store == "redis":
                 self.replica_link.start()
             server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
@@ -185,6 +196,8 @@ class Gateway:
         await self.prober.close()
         await self.recorder.close()
         await self.pools.close()
+        if self.tenant_ledger is not None:
+            await self.tenant_ledger.close()
         await self.sessions.close()
         self.loop_lag.stop()
         if self._recording is not None:

@@ -7,6 +7,7 @@ whether *another backend* may be tried; it never means that the same bytes go to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 ErrorSource = Literal["downstream", "upstream", "internal"]
@@ -110,6 +111,12 @@ class TooManyRequests(GatewayError):
     code = "rate_limit_exceeded"
     error_type = "rate_limit_error"
     source = "downstream"
+
+    def __init__(
+        self, message: str, *, retry_after_s: float | None = None, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.headers = headers  # what tells the client of its limits
 
 
 class ShuttingDown(GatewayError):

@@ -33,7 +33,9 @@ from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.handover import Handover
 from gateway.limits.admission import Admission, Standing
+from gateway.limits.allowance import estimated_tokens
 from gateway.limits.rests import parse_retry_after
+from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.metrics import GatewayMetrics
 from gateway.observe import AnswerObserver
 from gateway.record import CLIENT_CLOSED_REQUEST, Recorder
@@ -74,6 +76,7 @@ class ProxyParts:
     running: RunningRequests
     key_watch: KeyWatch
     retries: RetryBudget
+    limiter: TenantLimiter
     clock: Callable[[], float] = time.monotonic
 
 
@@ -85,6 +88,7 @@ class Proxy:
         self._clock = parts.clock
         self._failover = parts.config.failover
         self._admission = parts.admission
+        self._limiter = None if parts.config.limits.per_tenant.is_unlimited else parts.limiter
         self._has_backend_gates = parts.admission.has_backend_gates
         self.key_watch = parts.key_watch
         self._heads = RequestHeads(parts.config.headers)
@@ -104,6 +108,10 @@ class Proxy:
             self._admission.check_arrival(len(self._running))
             await self._read(request, route, turn)  # 1
             turn.store_deadline_s = self._parts.sessions.deadline()
+            if self._limiter is not None:
+                turn.charge = await self._limiter.enter(
+                    turn.tenant, estimated_tokens(turn.facts), turn.store_deadline_s
+                )
             turn.binding = await self._look_up(turn)  # 2
             if not self._admission.try_enter():
                 await self._admission.wait(self._standing(turn))
@@ -126,6 +134,8 @@ class Proxy:
             self._running.discard(task)
             if turn.holds_place:
                 self._admission.leave()
+            if turn.charge is not None and self._limiter is not None:
+                self._limiter.leave(turn.charge, turn.used_tokens)
             await self._parts.recorder.record(turn, self._clock())  # 7
 
     # -- 1 read
@@ -384,6 +394,9 @@ class Proxy:
         if turn.cors_headers:
             headers = [one for one in headers if not one[0].startswith(b"access-control-")]
             headers += turn.cors_headers
+        if turn.charge is not None:
+            headers = [one for one in headers if not one[0].startswith(b"x-ratelimit-")]
+            headers += [(name.encode(), value.encode()) for name, value in turn.charge.headers()]
         if is_event_stream:
             headers.append((b"x-accel-buffering", b"no"))  # nginx in front would hold events back
         headers += [

@@ -44,7 +44,6 @@ LIVE_OPTIONS = frozenset({"listen.tls", "admin.tls", "downstream.cors"})
 RESTART_OPTIONS = frozenset(
     {
         "fleet.discovery",
-        "limits.per_tenant",
         "limits.max_tenants_tracked",
         *(f"routing.{name}" for name in FIXED_WHILE_RUNNING),
     }

@@ -7,7 +7,9 @@ import platform
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from gateway.limits.allowance import REFUSAL_CAUSES
 from gateway.limits.gate import REJECTION_CAUSES, QueueRoom
+from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.series import Counter, Gauge, Series
 from gateway.sessions.store import StoreStats
 from gateway.values import BackendState
@@ -22,7 +24,7 @@ def state_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
     """All states of one gateway. O(backends); asks no network."""
     yield from _fleet_metrics(gateway)
     yield from _store_metrics(gateway.sessions.stats())
-    yield from _queue_metrics(gateway.admission.room)
+    yield from _queue_metrics(gateway.admission.room, gateway.limiter)
     in_flight = Gauge("homing_requests_in_flight", "Requests under way", is_summed=True)
     in_flight[()] = gateway.proxy.num_in_flight
     yield in_flight
@@ -65,16 +67,20 @@ def _fleet_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
     yield from (state, epoch, in_flight, generation)
 
 
-def _queue_metrics(room: QueueRoom) -> Iterator[Series[Any]]:
+def _queue_metrics(room: QueueRoom, limiter: TenantLimiter) -> Iterator[Series[Any]]:
     depth = Gauge("homing_queue_depth", "Requests that wait for a place", is_summed=True)
     depth[()] = room.num_waiting
     waits = Counter("homing_queue_waits", "Requests that got a place after a wait")
     waits[()] = room.num_waited
     rejections = Counter(
-        "homing_admission_rejections", "Requests refused for lack of room, by cause", "cause"
+        "homing_admission_rejections",
+        "Requests refused for lack of room or for their tenant's limits",
+        "cause",
     )
     for cause in REJECTION_CAUSES:
         rejections[cause] = room.rejections[cause]
+    for cause in REFUSAL_CAUSES:
+        rejections[cause] = limiter.rejections[cause]
     yield from (depth, waits, rejections)
 
 

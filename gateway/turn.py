@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from gateway.errors import GatewayError
 from gateway.limits.admission import Standing
+from gateway.limits.tenant_limiter import Charge
 from gateway.observe import AnswerObserver
 from gateway.values import Affinity, Api, BackendId, Binding, Decision, RequestFacts, Usage
 
@@ -34,6 +35,7 @@ class Turn:
     affinity: Affinity = Affinity.UNPINNED
     epoch: int = 0  # life of the chosen backend's cache when it was chosen
     standing: Standing | None = None  # in the lines it had to join
+    charge: Charge | None = None  # to its tenant, where that has limits
     holds_place: bool = False  # it counts against `limits.max_in_flight`
     tried: frozenset[BackendId] = frozenset()  # backends that failed this request
     num_attempts: int = 0
@@ -53,3 +55,13 @@ class Turn:
     @property
     def usage(self) -> Usage | None:
         return self.observer.usage if self.observer else None
+
+    @property
+    def used_tokens(self) -> int | None:
+        """What it cost, as reported; 0 for a request that failed, None where nobody knows."""
+        usage = self.usage
+        if self.observer is None:
+            return None if self.is_client_gone and self.sent_s is not None else 0
+        if usage is None or usage.prompt_tokens is None:
+            return None
+        return usage.prompt_tokens + (usage.completion_tokens or 0)

@@ -9,6 +9,7 @@ the hash tag of all its keys. Without a Cluster there is one shard: then one scr
     homing:{07}:probe             string   written to learn whether the shard can be written
     homing:{00}:load              hash     replica -> its load, see load_board.py
     homing:{00}:orders            hash     backend id -> what operators asked for, see order_board.py
+    homing:{07}:t:<tenant hash>   hash     what a tenant has left of its limits, see tenant_ledger.py
     homing:moves                  channel  "<version> <session key>": older copies are void
     homing:beat:<replica>         channel  a replica's own heartbeat
 """
@@ -33,7 +34,7 @@ class KeyLayout:
         self.orders = f"{self._shards[0]}:orders"
         self._prefix = prefix
 
-    def shard_of(self, key: SessionKey) -> int:
+    def shard_of(self, key: str) -> int:
         """The same on every replica: CRC-32, not Python's hash, which is salted per process."""
         if self.num_shards == 1:
             return 0
@@ -50,6 +51,9 @@ class KeyLayout:
 
     def names(self, shard: int) -> str:
         return f"{self._shards[shard]}:names"
+
+    def tenant(self, shard: int, tenant_hash: str) -> str:
+        return f"{self._shards[shard]}:t:{tenant_hash}"
 
     def probe(self, shard: int) -> str:
         return f"{self._shards[shard]}:probe"

@@ -9,16 +9,19 @@ from importlib import resources
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """One script with the prelude before it."""
+    """One script with what it needs before it."""
 
     name: str
     text: str
     sha1: str
 
 
-def load_script(name: str) -> Script:
-    """Read a script of the package's `scripts` folder. Each file's head lists its KEYS, ARGV and answer."""
+def load_script(name: str, *preludes: str) -> Script:
+    """Read a script of the package's `scripts` folder, after `prelude.lua` and what else it builds on.
+
+    Each file's head lists its KEYS, ARGV and answer.
+    """
     folder = resources.files("gateway.sessions") / "scripts"
-    text = (folder / "prelude.lua").read_text() + "\n" + (folder / f"{name}.lua").read_text()
+    text = "\n".join([(folder / f"{one}.lua").read_text() for one in ("prelude", *preludes, name)])
     digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()  # Redis names scripts by SHA-1
     return Script(name=name, text=text, sha1=digest)

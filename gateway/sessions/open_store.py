@@ -1,4 +1,4 @@
-"""The session store and the two boards that the configuration asks for."""
+"""The session store, and what else replicas share through it, as the configuration asks for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gateway.sessions.order_board import MemoryOrderBoard, OrderBoard, RedisOrde
 from gateway.sessions.redis_store import RedisStore
 from gateway.sessions.settings import SessionsSettings
 from gateway.sessions.store import SessionStore
+from gateway.sessions.tenant_ledger import RedisTenantLedger
 
 
 def open_store(
@@ -33,3 +34,8 @@ def open_order_board(store: SessionStore) -> OrderBoard:
     if isinstance(store, RedisStore):
         return RedisOrderBoard(store.link)
     return MemoryOrderBoard()
+
+
+def open_tenant_ledger(store: SessionStore, *, clock: Callable[[], float]) -> RedisTenantLedger | None:
+    """The ledger of tenants' use that replicas share; it uses the store's connections. None: one process."""
+    return RedisTenantLedger(store.link, clock=clock) if isinstance(store, RedisStore) else None

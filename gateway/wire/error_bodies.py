@@ -17,6 +17,7 @@ from gateway.errors import GatewayError, MethodNotAllowed, NoBackend, TooManyReq
 from gateway.values import Api
 
 _DEFAULT_RETRY_AFTER_S: Final = 1.0
+_LONGEST_RETRY_WAIT_S: Final = 120.0  # beyond it OpenAI's SDK takes its own back-off, of at most 8 s
 
 # Anthropic's error types by status: https://docs.anthropic.com/en/api/errors
 _ANTHROPIC_TYPES: Final = {
@@ -39,6 +40,8 @@ def error_response(api: Api, error: GatewayError) -> tuple[int, bytes, list[tupl
     headers = [("content-type", "application/json")]
     if isinstance(error, MethodNotAllowed):
         headers.append(("allow", error.allow))
+    if isinstance(error, TooManyRequests):
+        headers += error.headers
     retry_after_s = error.retry_after_s
     if retry_after_s is None and isinstance(error, (NoBackend, TooManyRequests)):
         retry_after_s = _DEFAULT_RETRY_AFTER_S
@@ -85,8 +88,11 @@ def _text(error: GatewayError) -> str:
 def _may_retry(error: GatewayError) -> bool:
     """Whether the same request, sent again by the SDK, could succeed.
 
-    After a timeout it would only hold another backend for as long; a refusal for load may pass.
+    After a timeout it would only hold another backend for as long; a refusal for load may pass. SDKs do not
+    wait for a long `retry-after` but take a short time of their own, and would come in vain.
     """
     if isinstance(error, UpstreamTimeout):
+        return False
+    if _LONGEST_RETRY_WAIT_S < (error.retry_after_s or 0.0) < math.inf:
         return False
     return error.status not in (400, 401, 403, 404, 405, 409, 413, 415, 431)
