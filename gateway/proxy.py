@@ -274,7 +274,8 @@ class Proxy:
         exchange = await pool.open(head, turn.body, method=request.method, may_upgrade=turn.is_upgrade)
         retry_after_s = self._retry_after(exchange, decision) if exchange.status in (429, 503) else None
         outcome = outcome_of_status(exchange.status, has_retry_after=retry_after_s is not None)
-        self._parts.fleet.observe_outcome(decision.backend_id, outcome, f"status_{exchange.status}")
+        if outcome is not Outcome.SUCCESS:  # a good one counts when the answer is complete
+            self._parts.fleet.observe_outcome(decision.backend_id, outcome, f"status_{exchange.status}")
         if exchange.status in self._failover.retry_statuses and self._has_alternative(turn, decision):
             exchange.abort()
             raise UpstreamUnavailable(
@@ -326,6 +327,8 @@ class Proxy:
                 is_event_stream=is_event_stream,
             )
             await exchange.relay(relay)
+            if exchange.status < 400 and turn.decision is not None:
+                self._parts.fleet.observe_outcome(turn.decision.backend_id, Outcome.SUCCESS)
         except UpstreamError as error:
             self._note_failure(turn.decision, error)
             self._break_off(turn, relay, error, is_event_stream)

@@ -1,12 +1,16 @@
 """Health of backends: which evidence flips a backend up or down. Pure; the shell feeds it observations.
 
 Two kinds of evidence meet here. *Probes* are the gateway's own small requests, *outcomes* are what real
-requests met. A backend goes down after `unhealthy_after` consecutive failures of either kind and comes up
-after `healthy_after` consecutive good probes, so one lost packet changes nothing and a log of flips is a
-log of changes. Outcomes that say nothing about the backend (the client's own 4xx, an overload answer) are
-*neutral*: they neither count as failure nor heal a streak, because counting them as success would let a
-client with bad requests hold a broken backend in the fleet, and counting them as failure would let it
-empty the fleet.
+requests met. A backend goes down after `unhealthy_after` consecutive failures and comes up after
+`healthy_after` consecutive good probes, so one lost packet changes nothing and a log of flips is a log of
+changes. The failures of both kinds add up, but they are excused differently. A served request excuses
+everything: serving is what a backend is for, and a busy engine may answer probes late. A good probe excuses
+failed probes only: a health path that answers says nothing of an engine that resets every request. Failed
+requests are forgotten when none has followed for `request_failure_window_s`.
+
+Outcomes that say nothing about the backend (the client's own 4xx, an overload answer) are *neutral*: they
+neither count as failure nor heal a streak, because counting them as success would let a client with bad
+requests hold a broken backend in the fleet, and counting them as failure would let it empty the fleet.
 
 A backend that keeps flapping stays out longer each time (doubling, capped): probes of a crashing engine
 succeed between crashes.
@@ -32,6 +36,8 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     probe_timeout_s: float = 1.5
     unhealthy_after: int = 3
     """Consecutive failures (probes and requests together) that take a backend out."""
+    request_failure_window_s: float = 30.0
+    """Requests that fail further apart than this do not add up."""
     healthy_after: int = 2
     """Consecutive good probes that bring it back."""
     min_down_s: float = 1.0
@@ -43,8 +49,9 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def __post_init__(self) -> None:
         if min(self.unhealthy_after, self.healthy_after) < 1:
             raise ValueError("unhealthy_after and healthy_after must be at least 1")
-        if min(self.probe_interval_s, self.suspect_interval_s, self.probe_timeout_s) <= 0:
-            raise ValueError("probe intervals and timeouts must be above 0")
+        waits = (self.probe_interval_s, self.suspect_interval_s, self.probe_timeout_s)
+        if min(*waits, self.request_failure_window_s) <= 0:
+            raise ValueError("probe intervals, timeouts and request_failure_window_s must be above 0")
 
 
 class Outcome(enum.Enum):
@@ -67,7 +74,9 @@ def outcome_of_status(status: int, *, has_retry_after: bool = False) -> Outcome:
 @dataclass(slots=True)
 class _Record:
     is_up: bool = False
-    failures: int = 0  # consecutive, probes and requests
+    probe_failures: int = 0  # since the last good probe or served request
+    request_failures: int = 0  # since the last served request
+    request_failed_s: float = 0.0  # the last time
     successes: int = 0  # consecutive good probes
     changed_at_s: float = 0.0
     down_s: float = 0.0  # current penalty
@@ -87,7 +96,7 @@ class HealthTable:
     def is_suspect(self, backend_id: BackendId) -> bool:
         """Down, or failing: probe it more often."""
         record = self._records.get(backend_id)
-        return record is None or not record.is_up or record.failures > 0
+        return record is None or not record.is_up or record.probe_failures + record.request_failures > 0
 
     def forget(self, backend_id: BackendId) -> None:
         self._records.pop(backend_id, None)
@@ -95,9 +104,36 @@ class HealthTable:
     def observe_probe(self, backend_id: BackendId, outcome: Outcome, now_s: float) -> bool:
         """Take in one probe. Returns whether the backend flipped."""
         record = self._records.setdefault(backend_id, _Record(changed_at_s=now_s))
-        if outcome is not Outcome.SUCCESS:
-            return self._observe_failure(record, outcome, now_s)
-        record.failures = 0
+        self._forget_old_failures(record, now_s)
+        if outcome is Outcome.NEUTRAL:
+            return False
+        if outcome is Outcome.FAILURE:
+            record.successes = 0
+            record.probe_failures += 1
+            return self._may_go_down(record, now_s)
+        record.probe_failures = 0
+        return self._may_come_up(record, now_s)
+
+    def observe_outcome(self, backend_id: BackendId, outcome: Outcome, now_s: float) -> bool:
+        """Take in one request's outcome. A success never brings a backend up: only probes do."""
+        record = self._records.get(backend_id)
+        if record is None or outcome is Outcome.NEUTRAL:
+            return False
+        if outcome is Outcome.SUCCESS:
+            record.probe_failures = record.request_failures = 0
+            return False
+        self._forget_old_failures(record, now_s)
+        record.successes = 0
+        record.request_failures += 1
+        record.request_failed_s = now_s
+        return self._may_go_down(record, now_s)
+
+    def _forget_old_failures(self, record: _Record, now_s: float) -> None:
+        if now_s - record.request_failed_s > self.settings.request_failure_window_s:
+            record.request_failures = 0
+
+    def _may_come_up(self, record: _Record, now_s: float) -> bool:
+        """Count a good probe; flip the backend up when there were enough, and it was out long enough."""
         if record.is_up:
             return False
         record.successes += 1
@@ -105,28 +141,18 @@ class HealthTable:
         if record.successes < self.settings.healthy_after or not out_long_enough:
             return False
         record.is_up, record.successes, record.changed_at_s = True, 0, now_s
+        record.request_failures = 0  # those of requests that were still under way
         return True
 
-    def observe_outcome(self, backend_id: BackendId, outcome: Outcome, now_s: float) -> bool:
-        """Take in one request's outcome. A success never brings a backend up: only probes do."""
-        record = self._records.get(backend_id)
-        if record is None:
-            return False
-        if outcome is Outcome.SUCCESS:
-            record.failures = 0
-            return False
-        return self._observe_failure(record, outcome, now_s)
-
-    def _observe_failure(self, record: _Record, outcome: Outcome, now_s: float) -> bool:
-        if outcome is Outcome.NEUTRAL:
-            return False
-        record.successes = 0
-        record.failures += 1
-        if not record.is_up or record.failures < self.settings.unhealthy_after:
+    def _may_go_down(self, record: _Record, now_s: float) -> bool:
+        """Flip the backend down when its failures are enough; for longer than last time, if it relapsed."""
+        num_failures = record.probe_failures + record.request_failures
+        if not record.is_up or num_failures < self.settings.unhealthy_after:
             return False
         relapsed = now_s - record.changed_at_s < self.settings.relapse_window_s and record.down_s > 0
         record.down_s = (
             min(record.down_s * 2, self.settings.max_down_s) if relapsed else self.settings.min_down_s
         )
-        record.is_up, record.failures, record.changed_at_s = False, 0, now_s
+        record.is_up, record.changed_at_s = False, now_s
+        record.probe_failures = record.request_failures = 0
         return True

@@ -7,9 +7,10 @@ import json
 import socket
 from typing import Any
 
+import httpx
 import pytest
 from fakes import backend as fake
-from fakes.gateway_world import GatewayWorld
+from fakes.gateway_world import FAST_HEALTH, GatewayWorld
 
 CHAT = "/v1/chat/completions"
 
@@ -146,6 +147,19 @@ async def test_a_broken_stream_is_told_in_band(then: str) -> None:
         assert b"finish_reason" not in received
         assert sum(world.served().values()) == 1
         world.assert_idle()
+
+
+async def test_streams_that_break_take_a_backend_out() -> None:
+    """A good status is no success yet: an engine that dies in every stream goes, though /health answers."""
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"Hel"}}]}\n\n'
+    health = {**FAST_HEALTH, "unhealthy_after": 3, "min_down_s": 30.0}
+    async with GatewayWorld(num_backends=1, health=health) as world:
+        world.backends[0].default = fake.stream(event, then="close")
+        for _ in range(3):
+            assert world.state(0) == "ready"
+            with pytest.raises(httpx.RemoteProtocolError):
+                await world.chat(stream=True)
+        assert world.state(0) == "down"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -101,3 +101,39 @@ def test_a_reported_flip_is_a_change(events: list[tuple[bool, Outcome]]) -> None
         before = table.is_up(A)
         observe = table.observe_probe if is_probe else table.observe_outcome
         assert observe(A, outcome, float(number)) == (table.is_up(A) != before)
+
+
+def test_a_good_probe_does_not_excuse_failing_requests() -> None:
+    """/health answers while requests are reset: the third failed request takes it out all the same."""
+    table = make_table()
+    for second in (1.0, 2.0):
+        table.observe_outcome(A, Outcome.FAILURE, second)
+        table.observe_probe(A, Outcome.SUCCESS, second + 0.5)
+    assert table.is_suspect(A)
+    assert table.observe_outcome(A, Outcome.FAILURE, 3.0)
+
+
+def test_request_failures_far_apart_do_not_add_up() -> None:
+    """One failure every minute is not a sick backend; the next probe ends the suspicion."""
+    table = make_table(request_failure_window_s=30.0)
+    for second in (100.0, 160.0, 220.0, 280.0):
+        assert not table.observe_outcome(A, Outcome.FAILURE, second)
+        assert not table.observe_probe(A, Outcome.SUCCESS, second + 31.0)
+        assert not table.is_suspect(A)
+
+
+def test_a_served_request_speaks_against_slow_probes() -> None:
+    """A busy engine that serves but answers probes too late stays in."""
+    table = make_table()
+    for second in range(10):
+        table.observe_probe(A, Outcome.FAILURE, float(second))
+        table.observe_outcome(A, Outcome.SUCCESS, second + 0.5)
+    assert table.is_up(A)
+
+
+def test_probes_and_requests_that_fail_together_add_up() -> None:
+    """A dead backend is noticed sooner by both kinds of evidence."""
+    table = make_table()
+    table.observe_probe(A, Outcome.FAILURE, 1.0)
+    table.observe_outcome(A, Outcome.FAILURE, 1.1)
+    assert table.observe_outcome(A, Outcome.FAILURE, 1.2)
