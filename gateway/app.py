@@ -18,7 +18,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gateway.admin.api import AdminApi, AdminParts
+from gateway.admin.access import Tokens
+from gateway.admin.api import AdminApi
+from gateway.admin.journal import Journal
+from gateway.admin.parts import AdminParts
+from gateway.admin.process_operations import describe_replica
 from gateway.config import Config, ConfigError, Listen, key_secret
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.server import make_server
@@ -48,7 +52,13 @@ from gateway.routing.failover import RetryBudget
 from gateway.routing.key_watch import KeyWatch
 from gateway.routing.router import Router
 from gateway.running import RunningRequests
-from gateway.sessions.open_store import open_load_board, open_order_board, open_store, open_tenant_ledger
+from gateway.sessions.open_store import (
+    open_load_board,
+    open_order_board,
+    open_replica_board,
+    open_store,
+    open_tenant_ledger,
+)
 from gateway.state_metrics import state_metrics
 from gateway.values import Api, BackendId, BackendState, FleetView
 from gateway.wire.facts import FactsParser
@@ -94,13 +104,20 @@ class Gateway:
         self.fleet = Fleet(config.health, on_view=self._on_view, on_change=self._on_change, clock=clock)
         self.sessions = open_store(config.sessions, clock=clock, environ=environ)
         self.operator = Operator(self.fleet, open_order_board(self.sessions), clock=clock)
+        replica_board = open_replica_board(self.sessions)
         self.replica_link = ReplicaLink(
-            self.router, open_load_board(self.sessions, clock=clock), self.operator, clock=clock
+            self.router,
+            open_load_board(self.sessions, clock=clock),
+            self.operator,
+            clock=clock,
+            tell=lambda: replica_board.publish(describe_replica(self._admin_parts).encoded()),
         )
         self.pools = UpstreamPools(self.fleet, config.upstream)
         self.prober = Prober(self.fleet, self.pools, config.health, config.fleet, on_report=self._on_report)
         self.parser = self._make_parser(config)
-        self.recorder = Recorder(self.metrics, self.sessions, self.parser, _access_log(config))
+        journal_sessions = config.admin.journal_sessions if config.admin.is_enabled else 0
+        self.journal = Journal(journal_sessions) if journal_sessions else None
+        self.recorder = Recorder(self.metrics, self.sessions, self.parser, _access_log(config), self.journal)
         self.handover = Handover(
             config.fleet, self.fleet, self.router, self.sessions, self.pools, clock=clock
         )
@@ -140,6 +157,23 @@ class Gateway:
             clock=clock,
         )
         self.proxy = Proxy(self._proxy_parts)
+        self._admin_parts = AdminParts(
+            config=lambda: self.config,
+            fleet=self.fleet,
+            operator=self.operator,
+            router=self.router,
+            sessions=self.sessions,
+            parser=lambda: self.parser,
+            metrics=self.metrics,
+            handover=self.handover,
+            pools=self.pools,
+            replica_board=replica_board,
+            journal=self.journal,
+            num_in_flight=lambda: len(self.running.tasks),
+            reload=self.reloader.reload,
+            environ=environ,
+            clock=clock,
+        )
         self.front = Front(self.proxy, self.fleet, self.metrics, config, clock=clock)
         self.front.degraded = self._degraded
         self.loop_lag = LoopLag()
@@ -147,7 +181,6 @@ class Gateway:
         self._runners: list[web.BaseRunner] = []
         self._listener: Listener | None = None
         self._admin_listener: Listener | None = None
-        self._admin: AdminApi | None = None
         self.port = self.admin_port = 0
 
     # -- life
@@ -167,7 +200,7 @@ class Gateway:
             self._listener = await self._listen(web.ServerRunner(server), "data")
             self.port = self._listener.port
             if self.config.admin.is_enabled:
-                runner = web.AppRunner(self._make_admin().application(), access_log=None)
+                runner = web.AppRunner(self._admin_application(), access_log=None)
                 self._admin_listener = await self._listen(runner, "admin")
                 self.admin_port = self._admin_listener.port
         except BaseException:
@@ -257,8 +290,6 @@ class Gateway:
         self.handover.reconfigure(config.fleet)
         self.parser = prepared.parser
         self._swap_proxy(before, config)
-        if self._admin is not None:
-            self._admin.reconfigure(config, self.parser)
         self.membership.apply(
             before.backends, config.backends, drain_deadline_s=config.fleet.drain_deadline_s
         )
@@ -277,20 +308,12 @@ class Gateway:
         secret, limit_bytes = key_secret(self._environ), config.downstream.max_body_bytes
         return FactsParser(config.keys, secret, max_decoded_bytes=limit_bytes)
 
-    def _make_admin(self) -> AdminApi:
-        parts = AdminParts(
-            config=self.config,
-            fleet=self.fleet,
-            operator=self.operator,
-            router=self.router,
-            sessions=self.sessions,
-            parser=self.parser,
-            metrics=self.metrics,
-            handover=self.handover,
-            clock=self._clock,
+    def _admin_application(self) -> web.Application:
+        names = self.config.admin
+        tokens = Tokens(
+            operate=self._environ.get(names.token_env), read=self._environ.get(names.read_token_env)
         )
-        self._admin = AdminApi(parts, token=self._environ.get(self.config.admin.token_env))
-        return self._admin
+        return AdminApi(self._admin_parts, tokens=tokens).application()
 
     def _write_recording(self, line: bytes) -> None:
         assert self._recording is not None

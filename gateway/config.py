@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from gateway.admin.settings import AdminSettings
 from gateway.downstream.settings import DownstreamSettings
 from gateway.downstream.tls import ListenerTls
 from gateway.file_watch import ReloadSettings
@@ -52,18 +53,6 @@ class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be 0..65535, got {self.port}")
-
-
-class AdminSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The admin API. It listens on loopback; with no token, only loopback may use it."""
-
-    host: str = "127.0.0.1"
-    port: int = 8001
-    is_enabled: bool = True
-    token_env: str = "HOMING_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
-    """Environment variable that holds the bearer token."""
-    tls: ListenerTls | None = None
-    """Speak TLS on the admin listener; plain HTTP when absent."""
 
 
 class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -83,6 +83,24 @@ class RequestTimeout(GatewayError):
     source = "downstream"
 
 
+class Conflict(GatewayError):
+    """The request is understood, but what it asks for does not go with the present state."""
+
+    status = 409
+    code = "conflict"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
+class PreconditionFailed(GatewayError):
+    """The caller's `If-Match` names an older state."""
+
+    status = 412
+    code = "precondition_failed"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
 class BodyTooLarge(GatewayError):
     status = 413
     code = "request_too_large"

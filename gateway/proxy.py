@@ -259,7 +259,7 @@ class Proxy:
         if held.backend_id != backend_id:
             return held.backend_id in turn.tried
         if binding is not None:
-            turn.moved_reason = decision.reason
+            turn.moved_reason, turn.moved_from = decision.reason, binding.backend_id
         return True
 
     # -- 5 forward

@@ -12,6 +12,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from gateway.admin.journal import Journal
 from gateway.logs import AccessLine, AccessLog
 from gateway.metrics import GatewayMetrics, status_label
 from gateway.sessions.store import SessionStore
@@ -33,9 +34,11 @@ class Recorder:
         sessions: SessionStore,
         parser: FactsParser,
         access_log: AccessLog | None,
+        journal: Journal | None = None,
     ) -> None:
         self._metrics, self._sessions, self.access_log = metrics, sessions, access_log
         self._parser = parser
+        self._journal = journal
         self._writes: set[asyncio.Task[Any]] = set()
 
     async def record(self, turn: Turn, now_s: float) -> None:
@@ -45,6 +48,8 @@ class Recorder:
         await self._renew(turn)
         self._remember_response(turn)
         self._count(turn, now_s)
+        if self._journal is not None:
+            self._journal.note(turn, now_s)
         if self.access_log is not None:
             self.access_log.write(_access_line(turn, now_s))
 

@@ -40,6 +40,7 @@ class Turn:
     tried: frozenset[BackendId] = frozenset()  # backends that failed this request
     num_attempts: int = 0
     num_races: int = 0  # times another request bound the session first
+    moved_from: BackendId | None = None  # the home that the session left, if it did
     moved_reason: str | None = None  # why the session changed its home, if it did
     sent_s: float | None = None  # when the first upstream bytes left
     first_token_s: float | None = None

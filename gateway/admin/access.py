@@ -1,15 +1,24 @@
 """Who may use the admin API, and how its errors look (RFC 9457 problem details).
 
-With a token configured, every request needs it as a bearer token, compared in constant time. Without one,
-only loopback peers are served, and only requests that no browser page of another origin can make: a JSON
-content type on every change, so a form post from a web page is refused before it is read.
+Two roles: `read`, and `operate`, which reads and changes. With a token configured, every request needs one
+as a bearer token, compared in constant time; there are no cookies, so no browser adds one by itself. Without
+any token only loopback peers are served, and only requests that no page of another origin can make:
+
+* the `Host` must be a loopback name: a foreign name that now resolves to 127.0.0.1 (DNS rebinding) is not;
+* an `Origin`, or `Sec-Fetch-Site`, of somewhere else is refused, whatever the method;
+* a body must be declared as JSON, so a form post from a web page is refused before it is read.
+
+The files of the dashboard and `/livez` hold nothing secret and are open.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -19,31 +28,85 @@ from gateway.errors import Forbidden, GatewayError, Unauthorized, UnsupportedMed
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
+_SAFE_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
-def make_guard(token: str | None) -> Middleware:
-    """A middleware that admits or refuses."""
-    expected = token.encode() if token else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """The bearer tokens of both roles; without either, loopback may operate."""
 
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in OPEN_PATHS:
-            if expected is not None:
-                _require_token(request, expected)
-            elif not _is_loopback(request.remote):
-                raise Forbidden("no admin token is set, so the admin API serves loopback only")
-            if request.can_read_body and request.content_type != "application/json":
-                raise UnsupportedMediaType("send application/json")
-        return await handler(request)
+    operate: str | None = None
+    read: str | None = None
 
-    return guard
+    @property
+    def is_any(self) -> bool:
+        return bool(self.operate or self.read)
+
+    def __repr__(self) -> str:
+        return "Tokens(…)"
+
+    def role_of(self, authorization: str) -> str | None:
+        """`operate`, `read` or None. Both tokens are always compared, each in constant time."""
+        scheme, _, given = authorization.partition(" ")
+        is_bearer = scheme.lower() == "bearer"
+        may_operate = _equal(self.operate, given.strip())
+        may_read = _equal(self.read, given.strip())
+        if not is_bearer:
+            return None
+        return "operate" if may_operate else "read" if may_read else None
 
 
-def _require_token(request: web.Request, expected: bytes) -> None:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected):
-        raise Unauthorized("the admin API needs its token: Authorization: Bearer …")
+class Guard:
+    """Admits or refuses one request."""
+
+    def __init__(self, tokens: Tokens, *, allowed_hosts: tuple[str, ...] = ()) -> None:
+        self._tokens = tokens
+        self._hosts = frozenset(("localhost", *(host.lower() for host in allowed_hosts)))
+
+    def check(self, request: web.Request, *, is_change: bool) -> None:
+        """Raise Unauthorized, Forbidden or UnsupportedMediaType."""
+        if self._tokens.is_any:
+            self._check_token(request.headers.get("authorization", ""), is_change=is_change)
+        else:
+            self._check_loopback(request)
+        if request.can_read_body and request.content_type != "application/json":
+            raise UnsupportedMediaType("send application/json")
+
+    def _check_token(self, authorization: str, *, is_change: bool) -> None:
+        role = self._tokens.role_of(authorization)
+        if role is None:
+            raise Unauthorized("the admin API needs its token: Authorization: Bearer …")
+        if is_change and role != "operate":
+            raise Forbidden("this token may read only; changes need the operator's token")
+
+    def _check_loopback(self, request: web.Request) -> None:
+        if not _is_loopback(request.remote):
+            raise Forbidden("no admin token is set, so the admin API serves loopback only")
+        host = request.headers.get("host", "")
+        name = _host_name(host)
+        if name not in self._hosts and not _is_loopback(name):
+            raise Forbidden(
+                "without an admin token the API must be asked for as localhost or a loopback address; "
+                "set a token, or name this host in admin.allowed_hosts"
+            )
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            raise Forbidden("a page of another origin may not use the admin API")
+        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            raise Forbidden("a page of another site may not use the admin API")
+
+
+def _equal(token: str | None, given: str) -> bool:
+    # compared even when there is none, so that time does not tell which tokens exist
+    is_equal = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), (token or "").encode())
+    return bool(token) and is_equal
+
+
+def _host_name(host: str) -> str:
+    """`[::1]:8001` → `::1`; `LocalHost:8001` → `localhost`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
 
 
 def _is_loopback(remote: str | None) -> bool:
@@ -53,22 +116,52 @@ def _is_loopback(remote: str | None) -> bool:
         return False
 
 
-@web.middleware
-async def render_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors into problem details, aiohttp's own 404 and 405 included."""
-    try:
-        return await handler(request)
-    except GatewayError as error:
-        headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
-        return problem(error.status, error.code, error.message, headers)
-    except web.HTTPException as error:
-        headers = {"allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        return problem(error.status, error.reason.lower().replace(" ", "_"), error.reason, headers)
+def make_problem_middleware() -> Middleware:
+    """Turn every error into problem details, aiohttp's own 404 and 405 and the unforeseen included."""
+
+    @web.middleware
+    async def render_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except GatewayError as error:
+            headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+            response = problem(error.status, error.code, error.message, headers, param=error.param)
+        except web.HTTPException as error:
+            headers = {name: error.headers[name] for name in ("Allow", "Location") if name in error.headers}
+            code = error.reason.lower().replace(" ", "_")
+            response = problem(error.status, code, error.reason, headers)
+        except Exception:  # the request boundary: nothing may reach the client but a problem
+            logging.getLogger(__name__).exception("unforeseen error in an admin request")
+            response = problem(
+                500, "internal_error", "internal error of the gateway; its log has the details"
+            )
+        for name, value in _SAFE_HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    return render_problems
 
 
-def problem(status: int, code: str, detail: str, headers: dict[str, str] | None = None) -> web.Response:
-    body = {"type": "about:blank", "title": code.replace("_", " "), "status": status, "code": code}
-    body["detail"] = detail
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What went wrong (RFC 9457)."""
+
+    title: str
+    status: int
+    code: str
+    detail: str
+    type: str = msgspec.field(default="about:blank")
+    param: str | None = None
+
+
+def problem(
+    status: int,
+    code: str,
+    detail: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    param: str | None = None,
+) -> web.Response:
+    body = Problem(title=code.replace("_", " "), status=status, code=code, detail=detail, param=param)
     return web.Response(
         status=status,
         body=msgspec.json.encode(body),

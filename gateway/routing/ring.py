@@ -48,6 +48,10 @@ class Ring:
     def __len__(self) -> int:
         return self._num_backends
 
+    def points(self) -> Iterator[tuple[int, BackendId]]:
+        """Yield the points of the ring in order, with the backend that owns what lies before each."""
+        return zip(self._points, self._nodes, strict=True)
+
     def walk(self, key: str) -> Iterator[BackendId]:
         """Yield the backends in the order of the ring from the key's place, each once."""
         num_points = len(self._points)

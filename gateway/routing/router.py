@@ -23,6 +23,7 @@ from gateway.routing.naming import name_outcome
 from gateway.routing.policies.registry import make_policy
 from gateway.routing.question import Policy, Question, Surroundings
 from gateway.routing.reservation import Reservation
+from gateway.routing.ring import Ring
 from gateway.routing.roster import ALL_TIERS, OPEN_TIERS, Pool, Roster
 from gateway.routing.settings import FIXED_WHILE_RUNNING, RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex, Shadow
@@ -401,6 +402,21 @@ class Router:
     def ring_owners(self, key: str, count: int) -> list[BackendId]:
         """Return the first backends of the ring for a key, whatever their health."""
         return list(islice(self._roster.ring.walk(key), count))
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of the present fleet; immutable, so it may be kept and compared."""
+        return self._roster.ring
+
+    def holders(self, chain: Chain) -> dict[BackendId, int]:
+        """Return who is believed to hold some of this prefix, and how many tokens. Changes nothing."""
+        ratio = self._tokens.mean
+        return {
+            self._roster.backend_id(slot): int(num_bytes * ratio)
+            for slots, num_bytes in self._around.content.levels(chain)
+            for slot in slots
+            if self._roster.backends[slot] is not None
+        }
 
     def snapshot(self) -> dict[BackendId, Mapping[str, object]]:
         """Return what is known and believed of each backend, for the admin API. Changes nothing."""

@@ -8,6 +8,7 @@ from gateway.sessions.load_board import LoadBoard, MemoryLoadBoard, RedisLoadBoa
 from gateway.sessions.memory import MemoryStore
 from gateway.sessions.order_board import MemoryOrderBoard, OrderBoard, RedisOrderBoard
 from gateway.sessions.redis_store import RedisStore
+from gateway.sessions.replica_board import MemoryReplicaBoard, RedisReplicaBoard, ReplicaBoard
 from gateway.sessions.settings import SessionsSettings
 from gateway.sessions.store import SessionStore
 from gateway.sessions.tenant_ledger import RedisTenantLedger
@@ -39,3 +40,10 @@ def open_order_board(store: SessionStore) -> OrderBoard:
 def open_tenant_ledger(store: SessionStore, *, clock: Callable[[], float]) -> RedisTenantLedger | None:
     """The ledger of tenants' use that replicas share; it uses the store's connections. None: one process."""
     return RedisTenantLedger(store.link, clock=clock) if isinstance(store, RedisStore) else None
+
+
+def open_replica_board(store: SessionStore) -> ReplicaBoard:
+    """The board of replicas; it uses the store's connections and lives as long."""
+    if isinstance(store, RedisStore):
+        return RedisReplicaBoard(store.link)
+    return MemoryReplicaBoard()

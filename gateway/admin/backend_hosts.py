@@ -1,0 +1,159 @@
+"""Which addresses an operator may make the gateway dial by adding a backend through the API.
+
+Whoever may add backends chooses where the gateway sends requests, prompts and probes, so a stolen admin token
+must not turn the gateway into a key to its own network's metadata service. The rule is asked once, when a
+backend is added: its name is matched and every address that it resolves to *now* is checked. What a name
+resolves to later is in the hands of whoever runs that DNS; allow only names that you trust.
+
+Invariant: link-local and other metadata addresses are refused whatever the patterns say, however they are
+spelt (mapped into IPv6, as one number, through a name).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from gateway.errors import BadRequest
+from gateway.upstream.address import parse_base_url
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+RESOLVE_TIMEOUT_S = 3.0
+
+_WORDS = frozenset(("loopback", "private", "cluster"))
+_CLUSTER_SUFFIXES = (".local", ".internal", ".svc", ".lan", ".home.arpa", ".localdomain")
+_PATTERN = re.compile(r"[A-Za-z0-9.*?_-]{1,253}\Z")
+_NUMBER_LABEL = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)\Z")
+_METADATA_NAMES = frozenset(("metadata.google.internal", "metadata", "instance-data"))
+_METADATA_NETS = tuple(
+    ipaddress.ip_network(net)
+    for net in (
+        "169.254.0.0/16",  # link-local: AWS, Google, Azure, and most others
+        "fe80::/10",
+        "fd00:ec2::254/128",  # AWS over IPv6
+        "fd20:ce::254/128",  # Google over IPv6
+        "100.100.100.200/32",  # Alibaba
+        "168.63.129.16/32",  # Azure's wire server
+        "192.0.0.192/32",  # Oracle
+    )
+)
+_SHARED_NET = ipaddress.ip_network("100.64.0.0/10")  # carriers and overlay networks; not `is_private`
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise ValueError for what is neither a word, a CIDR nor a pattern of names."""
+    if pattern in _WORDS or _PATTERN.match(pattern) or pattern.startswith("unix:"):
+        return
+    try:
+        ipaddress.ip_network(pattern)
+    except ValueError as error:
+        raise ValueError(
+            f"allow_backend_hosts: {pattern!r} is neither {', '.join(sorted(_WORDS))}, a CIDR such as "
+            "10.0.0.0/8, nor a pattern of names such as *.gpu.example.com"
+        ) from error
+
+
+async def require_allowed(url: str, patterns: Sequence[str]) -> None:
+    """Raise BadRequest unless a backend with this (valid) url may be added."""
+    address = parse_base_url(url)
+    if address.unix_path is not None:
+        if not any(fnmatchcase(f"unix:{address.unix_path}", one) for one in patterns):
+            raise _refused(f"unix:{address.unix_path}")
+        return
+    host = address.host.rstrip(".").lower()
+    literal = _literal(host)
+    if literal is not None:
+        if not is_allowed_address(literal, patterns):
+            raise _refused(host)
+        return
+    if host in _METADATA_NAMES or _NUMBER_LABEL.match(host.rpartition(".")[2]):
+        raise _refused(host)
+    resolved = await _resolve(host, address.port)
+    if any(is_metadata(one) for one in resolved):
+        raise _refused(f"{host} (which resolves to a metadata address)")
+    if is_allowed_name(host, patterns):
+        return
+    if not resolved or not all(is_allowed_address(one, patterns) for one in resolved):
+        raise _refused(host)
+
+
+def is_allowed_address(address: Address, patterns: Iterable[str]) -> bool:
+    """Whether a literal address matches one of the patterns and is no metadata address."""
+    address = _plain(address)
+    return not is_metadata(address) and any(_matches(address, pattern) for pattern in patterns)
+
+
+def is_metadata(address: Address) -> bool:
+    address = _plain(address)
+    return any(address in net for net in _METADATA_NETS if net.version == address.version)
+
+
+def is_allowed_name(host: str, patterns: Iterable[str]) -> bool:
+    """Whether a name matches: exactly, by a pattern, or as one that only a local resolver knows."""
+    is_local = "." not in host or host.endswith(_CLUSTER_SUFFIXES)
+    return any(
+        (is_local and host != "localhost")
+        if one == "cluster"
+        else host == "localhost"
+        if one == "loopback"
+        else one not in _WORDS and fnmatchcase(host, one.lower())
+        for one in patterns
+    )
+
+
+def _matches(address: Address, pattern: str) -> bool:
+    if pattern == "loopback":
+        return address.is_loopback
+    if pattern == "private":
+        is_private = address.is_private or (address.version == 4 and address in _SHARED_NET)
+        is_routable = not (address.is_loopback or address.is_unspecified or address.is_multicast)
+        return is_private and is_routable
+    try:
+        net = ipaddress.ip_network(pattern)
+    except ValueError:
+        return False  # a pattern of names
+    return net.version == address.version and address in net
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def _plain(address: Address) -> Address:
+    """`::ffff:169.254.169.254` is 169.254.169.254; so are the 6to4 and NAT64 spellings."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address in ipaddress.ip_network("64:ff9b::/96"):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+async def _resolve(host: str, port: int) -> list[Address]:
+    """All addresses of a name now; none when it cannot be resolved (yet)."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError, UnicodeError):
+        return []
+    return [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in found]
+
+
+def _refused(what: str) -> BadRequest:
+    return BadRequest(
+        f"{what} may not become a backend: allow it in admin.allow_backend_hosts "
+        "(metadata and link-local addresses never)",
+        param="url",
+    )

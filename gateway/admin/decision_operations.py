@@ -1,0 +1,158 @@
+"""The operations that only ask: where a request would go, who owns a key, what a change would move."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from gateway.admin.answers import DecisionAnswer, GroupList, RingAnswer, WhatIfAnswer, WhatIfBackend
+from gateway.admin.describe import describe_decision, describe_group, describe_ring
+from gateway.admin.operations import Operation
+from gateway.admin.orders import GroupQuery, RingQuery, RouteQuestion, WhatIfQuestion
+from gateway.admin.parts import AdminParts
+from gateway.errors import BadRequest
+from gateway.routing.what_if import BackendForecast, Forecast, forecast
+from gateway.values import BackendId, SessionKey
+from gateway.wire.keys import to_bytes
+from gateway.wire.routes import RouteTable
+
+MAX_SESSIONS_WALKED = 50_000
+_PAGE = 1000
+
+Weights = dict[BackendId, float]
+Sample = list[tuple[SessionKey, BackendId, int]]
+
+
+class DecisionOperations:
+    """Explanations. All may be asked with the role `read`."""
+
+    def __init__(self, parts: AdminParts) -> None:
+        self._parts = parts
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                "GET",
+                "/ring",
+                self.show_ring,
+                "Shares of the ring, and the owners of a key",
+                tag="decisions",
+            ),
+            Operation(
+                "POST",
+                "/route",
+                self.explain_route,
+                "Decide a request and explain it, without sending or counting it",
+                tag="decisions",
+                asks_only=True,
+                problems=(404, 405, 503),
+            ),
+            Operation(
+                "POST",
+                "/what-if",
+                self.judge_change,
+                "What adding, removing or reweighting backends would move",
+                tag="decisions",
+                asks_only=True,
+            ),
+            Operation(
+                "GET",
+                "/prompt-groups",
+                self.list_groups,
+                "The hottest prompt groups and who is believed to hold them",
+                tag="decisions",
+            ),
+        ]
+
+    async def show_ring(self, *, query: RingQuery) -> RingAnswer:
+        owners = [] if query.key is None else self._parts.router.ring_owners(query.key, query.n)
+        return RingAnswer(shares=describe_ring(self._parts), key=query.key, owners=list(owners))
+
+    async def explain_route(self, *, body: RouteQuestion) -> DecisionAnswer:
+        parts = self._parts
+        route = RouteTable(parts.config().passthrough_paths).match("POST", body.path)
+        headers = [(to_bytes(name.lower()), to_bytes(value)) for name, value in body.headers.items()]
+        facts = parts.parser().parse(
+            route.api, headers, msgspec.json.encode(body.body), tenant=body.tenant, path=route.path
+        )
+        binding = await parts.sessions.get(facts.session_key) if facts.session_key else None
+        return describe_decision(facts, binding, parts.router.decide(facts, binding, parts.clock()))
+
+    async def list_groups(self, *, query: GroupQuery) -> GroupList:
+        journal = self._parts.journal
+        hottest = [] if journal is None else journal.hottest(self._parts.clock(), query.limit)
+        return GroupList(groups=[describe_group(self._parts, group) for group in hottest])
+
+    # -- what if
+
+    async def judge_change(self, *, body: WhatIfQuestion) -> WhatIfAnswer:
+        before: Weights = {name: one.weight for name, one in self._parts.fleet.view.backends.items()}
+        after = _changed(before, body)
+        sessions, is_sampled = await self._walk_sessions(before)
+        virtual_nodes = self._parts.config().routing.virtual_nodes
+        # building the ring of a large fleet takes a while: not on the event loop
+        judged = await asyncio.to_thread(forecast, before, after, virtual_nodes, sessions)
+        return _describe(judged, before, after, is_sampled=is_sampled)
+
+    async def _walk_sessions(self, weights: Weights) -> tuple[Sample, bool]:
+        """All live sessions, or an equal part of each backend's; and whether it is only a part."""
+        limit = MAX_SESSIONS_WALKED // max(1, len(weights))
+        found: Sample = []
+        is_sampled = False
+        for backend_id in weights:
+            seen: dict[SessionKey, int] = {}
+            cursor: str | None = None
+            while True:
+                rows, cursor = await self._parts.sessions.list_by_backend(
+                    backend_id, cursor=cursor, limit=min(_PAGE, limit)
+                )
+                seen.update((key, binding.context_tokens) for key, binding in rows)
+                if cursor is None or len(seen) >= limit:
+                    is_sampled = is_sampled or cursor is not None
+                    break
+            found.extend((key, backend_id, tokens) for key, tokens in seen.items())
+        return found, is_sampled
+
+
+def _changed(before: Weights, question: WhatIfQuestion) -> Weights:
+    after = dict(before)
+    for name in question.remove:
+        if after.pop(BackendId(name), None) is None:
+            raise BadRequest(f"there is no backend {name}, so it cannot be removed", param="remove")
+    for name, weight in question.reweight.items():
+        if name not in after:
+            raise BadRequest(f"there is no backend {name}, so it cannot be reweighted", param="reweight")
+        after[BackendId(name)] = weight
+    for one in question.add:
+        if one.id in after:
+            raise BadRequest(f"backend {one.id} is in the fleet already", param="add")
+        after[BackendId(one.id)] = one.weight
+    return after
+
+
+def _describe(judged: Forecast, before: Weights, after: Weights, *, is_sampled: bool) -> WhatIfAnswer:
+    def row(name: BackendId, one: BackendForecast) -> WhatIfBackend:
+        return WhatIfBackend(
+            id=name,
+            weight_before=before.get(name),
+            weight_after=after.get(name),
+            ring_share_before=round(one.ring_share_before, 6),
+            ring_share_after=round(one.ring_share_after, 6),
+            sessions_before=one.sessions_before,
+            sessions_after=one.sessions_after,
+            tokens_before=one.tokens_before,
+            tokens_after=one.tokens_after,
+        )
+
+    return WhatIfAnswer(
+        new_sessions_moved_share=round(judged.ring_share_moved, 6),
+        sessions=judged.num_sessions,
+        sessions_moved=judged.num_sessions_moved,
+        sessions_moved_share=round(judged.num_sessions_moved / max(1, judged.num_sessions), 6),
+        tokens=judged.num_tokens,
+        tokens_moved=judged.num_tokens_moved,
+        tokens_moved_share=round(judged.num_tokens_moved / max(1, judged.num_tokens), 6),
+        is_sampled=is_sampled,
+        backends=[row(name, one) for name, one in judged.backends.items()],
+    )

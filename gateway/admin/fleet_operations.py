@@ -1,0 +1,155 @@
+"""The operations on backends: list, add, change, cordon, drain, remove; and the fleet as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.admin.answers import BackendAnswer, BackendList, Status
+from gateway.admin.backend_hosts import require_allowed
+from gateway.admin.describe import describe_backend, describe_backends, describe_status
+from gateway.admin.operations import IfMatch, Operation, Reply
+from gateway.admin.orders import BackendPatch, DrainOrder
+from gateway.admin.parts import AdminParts
+from gateway.config import BackendSettings, normalise_backend_url
+from gateway.errors import BadRequest, Conflict, NotFound
+from gateway.membership import backend_of
+from gateway.values import Backend, BackendId
+
+
+class FleetOperations:
+    """Every change is idempotent: draining a draining backend is a success."""
+
+    def __init__(self, parts: AdminParts) -> None:
+        self._parts = parts
+
+    def operations(self) -> list[Operation]:
+        one = "/backends/{name}"
+        return [
+            Operation("GET", "/status", self.show_status, "The whole fleet on one page", tag="fleet"),
+            Operation("GET", "/backends", self.list_backends, "All backends", tag="fleet"),
+            Operation(
+                "POST",
+                "/backends",
+                self.add_backend,
+                "Add a backend, or change a known one",
+                statuses=(201, 200),
+                problems=(409,),
+                tag="fleet",
+            ),
+            Operation("GET", one, self.show_backend, "One backend", tag="fleet"),
+            Operation("PATCH", one, self.patch_backend, "Change weight or labels", tag="fleet"),
+            Operation(
+                "DELETE",
+                one,
+                self.remove_backend,
+                "Take a backend out at once",
+                statuses=(204,),
+                tag="fleet",
+            ),
+            Operation(
+                "POST", f"{one}/cordon", self.cordon_backend, "No new sessions; bound ones stay", tag="fleet"
+            ),
+            Operation(
+                "POST", f"{one}/drain", self.drain_backend, "No new sessions; bound ones move", tag="fleet"
+            ),
+            Operation(
+                "POST", f"{one}/undrain", self.undrain_backend, "Take back a cordon or a drain", tag="fleet"
+            ),
+        ]
+
+    # -- reading
+
+    async def show_status(self) -> Status:
+        return describe_status(self._parts, await self._parts.sessions.count_by_backend())
+
+    async def list_backends(self) -> BackendList:
+        sessions = await self._parts.sessions.count_by_backend()
+        return BackendList(backends=describe_backends(self._parts, sessions))
+
+    async def show_backend(self, *, name: str) -> BackendAnswer:
+        self._find(name)
+        sessions = await self._parts.sessions.count_by_backend()
+        return describe_backend(self._parts, self._find(name), sessions, self._parts.router.snapshot())
+
+    # -- changing
+
+    async def add_backend(self, *, body: BackendSettings) -> Reply[BackendAnswer]:
+        backend_id, url = BackendId(body.backend_id), normalise_backend_url(body.url)
+        for other in self._parts.fleet.view.backends.values():
+            if other.base_url == url and other.backend_id != backend_id:
+                raise Conflict(f"backend {other.backend_id} has this url already", param="url")
+        await require_allowed(url, self._parts.config().admin.allow_backend_hosts)
+        api_key = self._api_key(body.api_key_env)
+        is_known = backend_id in self._parts.fleet.view.backends
+        self._parts.fleet.add(backend_of(body), api_key=api_key)
+        await self._parts.operator.welcome(backend_id)
+        return Reply(value=await self.show_backend(name=backend_id), status=200 if is_known else 201)
+
+    def _api_key(self, variable: str | None) -> str | None:
+        """A key may go only to where the configuration's author thought of: not every variable is one."""
+        if variable is None:
+            return None
+        if variable not in {one.api_key_env for one in self._parts.config().backends}:
+            raise BadRequest(
+                f"api_key_env {variable!r} is not used by any backend of the configuration, "
+                "so it cannot be used by an added one",
+                param="api_key_env",
+            )
+        return self._parts.environ.get(variable)
+
+    async def patch_backend(
+        self,
+        *,
+        name: str,
+        body: BackendPatch,
+        if_match: IfMatch,
+    ) -> BackendAnswer:
+        backend = await self._matching(name, if_match)
+        if body.labels is not None:
+            api_key = self._parts.fleet.api_key(backend.backend_id)
+            self._parts.fleet.add(replace(backend, labels=body.labels), api_key=api_key)
+        if body.weight is not None:
+            await self._parts.operator.set_weight(backend.backend_id, body.weight)
+        return await self.show_backend(name=name)
+
+    async def remove_backend(self, *, name: str, if_match: IfMatch) -> None:
+        backend = await self._matching(name, if_match)
+        await self._parts.operator.remove(backend.backend_id)
+
+    async def cordon_backend(self, *, name: str, if_match: IfMatch) -> BackendAnswer:
+        backend = await self._matching(name, if_match)
+        await self._parts.operator.cordon(backend.backend_id)
+        return await self.show_backend(name=name)
+
+    async def drain_backend(
+        self,
+        *,
+        name: str,
+        if_match: IfMatch,
+        body: DrainOrder | None = None,
+    ) -> BackendAnswer:
+        backend = await self._matching(name, if_match)
+        order = body or DrainOrder()
+        deadline_s = order.deadline_s
+        if deadline_s is None:
+            deadline_s = self._parts.config().fleet.drain_deadline_s
+        await self._parts.operator.drain(backend.backend_id, deadline_s, is_until_restart=order.until_restart)
+        return await self.show_backend(name=name)
+
+    async def undrain_backend(self, *, name: str, if_match: IfMatch) -> BackendAnswer:
+        backend = await self._matching(name, if_match)
+        await self._parts.operator.undrain(backend.backend_id)
+        return await self.show_backend(name=name)
+
+    def _find(self, name: str) -> Backend:
+        backend = self._parts.fleet.view.get(BackendId(name))
+        if backend is None:
+            known = ", ".join(sorted(self._parts.fleet.view.backends)) or "none"
+            raise NotFound(f"there is no such backend; known: {known}")
+        return backend
+
+    async def _matching(self, name: str, if_match: IfMatch) -> Backend:
+        backend = self._find(name)
+        if if_match.header is not None:
+            if_match.require((await self.show_backend(name=name)).etag())
+        return backend

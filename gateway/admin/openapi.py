@@ -1,0 +1,153 @@
+"""The OpenAPI 3.1 document of the admin API, made from the same annotations that decode and encode.
+
+Nothing is written by hand but titles: an operation that is not in the table does not exist, and one that is
+cannot be described wrongly.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.admin.access import Problem
+from gateway.admin.operations import Operation
+from gateway.admin.orders import BackendName, SessionName
+
+_REFERENCE = "#/components/schemas/{name}"
+_PATH_TYPES: dict[str, Any] = {"/backends": BackendName, "/sessions": SessionName}
+_TITLES = {
+    400: "The request cannot be understood",
+    401: "No token, or an unknown one",
+    403: "Not with this token, or not from there",
+    404: "There is no such thing",
+    405: "Not with this method",
+    409: "Does not go with the present state",
+    412: "Changed since it was read",
+    413: "Too large",
+    415: "Not JSON",
+    502: "A backend failed",
+    503: "A backend, or the fleet, cannot serve",
+    504: "A backend did not answer in time",
+}
+_SUCCESSES = {200: "Done", 201: "Added", 204: "Done; nothing to tell"}
+
+
+def openapi_document(operations: Sequence[Operation], prefix: str) -> dict[str, Any]:
+    """Describe all operations under `prefix`."""
+    types = _types_of(operations)
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    schema_of = dict(zip(types, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for one in operations:
+        path = paths.setdefault(prefix + one.path, {})
+        path[one.method.lower()] = _describe(one, schema_of, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Homing admin API",
+            "version": importlib.metadata.version("homing"),
+            "description": "What the fleet is, where sessions live, why a request goes where. Changes are "
+            "idempotent, and conditional where `If-Match` is sent.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {
+                name: schema
+                for name, schema in components.items()
+                if name not in {one.shape.query.__name__ for one in operations if one.shape.query is not None}
+            },
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}, {}],
+    }
+
+
+def _types_of(operations: Iterable[Operation]) -> list[Any]:
+    found: dict[Any, None] = {Problem: None}
+    for one in operations:
+        shape = one.shape
+        for kind in (shape.query, shape.body, shape.answer):
+            if kind is not None:
+                found[kind] = None
+    return list(found)
+
+
+def _describe(
+    operation: Operation, schema_of: dict[Any, dict[str, Any]], components: dict[str, Any]
+) -> dict[str, Any]:
+    shape = operation.shape
+    document: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "parameters": _parameters(operation, components),
+        "responses": _responses(operation, schema_of),
+    }
+    if shape.body is not None:
+        document["requestBody"] = {
+            "required": not shape.is_body_optional,
+            "content": {"application/json": {"schema": schema_of[shape.body]}},
+        }
+    return document
+
+
+def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[str, Any]]:
+    shape = operation.shape
+    parameters: list[dict[str, Any]] = []
+    for name in shape.path_names:
+        resource = "/" + operation.path.split("/")[1]
+        schema = msgspec.json.schema(_PATH_TYPES.get(resource, str))
+        parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
+    if shape.query is not None:
+        declared = components[shape.query.__name__]
+        for name, schema in declared["properties"].items():
+            parameters.append({"name": name, "in": "query", "schema": _without_null(schema)})
+    if shape.uses_if_match:
+        text = "Entity tags of what the caller believes to change; without it anything is changed"
+        parameters.append(
+            {"name": "If-Match", "in": "header", "description": text, "schema": {"type": "string"}}
+        )
+    return parameters
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A query parameter is absent, never null."""
+    kinds = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    if len(kinds) != 1:
+        return schema
+    return {key: value for key, value in (schema | kinds[0]).items() if key not in ("anyOf", "default")}
+
+
+def _responses(operation: Operation, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    shape = operation.shape
+    responses: dict[str, Any] = {}
+    for status in operation.statuses:
+        response: dict[str, Any] = {"description": _SUCCESSES[status]}
+        if shape.answer is not None and status != 204:
+            response["content"] = {"application/json": {"schema": schema_of[shape.answer]}}
+            if hasattr(shape.answer, "etag"):
+                response["headers"] = {"ETag": {"schema": {"type": "string"}}}
+        responses[str(status)] = response
+    for status in sorted(_problems_of(operation)):
+        responses[str(status)] = {
+            "description": _TITLES[status],
+            "content": {"application/problem+json": {"schema": schema_of[Problem]}},
+        }
+    return responses
+
+
+def _problems_of(operation: Operation) -> set[int]:
+    shape = operation.shape
+    found = {401, 403, 415, *operation.problems}  # 415: a body of another type is refused even if not wanted
+    if shape.path_names:
+        found.add(404)
+    if shape.query is not None or shape.body is not None:
+        found.add(400)
+    if shape.body is not None:
+        found.add(413)
+    if shape.uses_if_match:
+        found.add(412)
+    return found

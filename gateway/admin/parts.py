@@ -1,0 +1,47 @@
+"""What the admin API looks into: the parts of one gateway, handed over by `app`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.admin.journal import Journal
+from gateway.config import Config
+from gateway.fleet.operator import Operator
+from gateway.fleet.pools import UpstreamPools
+from gateway.fleet.registry import Fleet
+from gateway.handover import Handover
+from gateway.metrics import GatewayMetrics
+from gateway.reload import ReloadReport
+from gateway.routing.router import Router
+from gateway.sessions.replica_board import ReplicaBoard
+from gateway.sessions.store import SessionStore
+from gateway.wire.facts import FactsParser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminParts:
+    """One gateway, as its operators may see and change it."""
+
+    config: Callable[[], Config]  # the present one: a reload replaces it
+    fleet: Fleet
+    operator: Operator
+    router: Router
+    sessions: SessionStore
+    parser: Callable[[], FactsParser]
+    metrics: GatewayMetrics
+    handover: Handover
+    pools: UpstreamPools
+    replica_board: ReplicaBoard
+    journal: Journal | None
+    num_in_flight: Callable[[], int]
+    reload: Callable[[], Awaitable[ReloadReport]]
+    environ: Mapping[str, str]
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    started_wall_s: float = field(default_factory=time.time)
+
+    def to_wall_s(self, monotonic_s: float) -> float:
+        """A time of the gateway's own clock as people and other machines know it."""
+        return round(self.wall_clock() - self.clock() + monotonic_s, 3)

@@ -1,0 +1,172 @@
+"""The operations on sessions: find, list, show with their story, move, end.
+
+A session is named by its key (a hash) or looked up by the client's raw id, which is hashed here and never
+stored, echoed or logged.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.admin.answers import SessionAnswer, SessionPage, SessionRow
+from gateway.admin.describe import describe_binding, describe_session
+from gateway.admin.operations import IfMatch, Operation
+from gateway.admin.orders import MoveOrder, SessionQuery
+from gateway.admin.parts import AdminParts
+from gateway.errors import BadRequest, Conflict, GatewayError, NotFound
+from gateway.values import Api, BackendId, Binding, SessionKey
+from gateway.wire.keys import to_bytes
+
+MAX_MODELS_TRIED = 64
+_KEY_DIGITS = 32
+
+
+class SessionOperations:
+    """What operators see and change of bindings."""
+
+    def __init__(self, parts: AdminParts) -> None:
+        self._parts = parts
+
+    def operations(self) -> list[Operation]:
+        one = "/sessions/{key}"
+        return [
+            Operation(
+                "GET",
+                "/sessions",
+                self.list_sessions,
+                "Find a session by id or key, or list sessions page by page",
+                tag="sessions",
+            ),
+            Operation(
+                "GET",
+                one,
+                self.show_session,
+                "One session: home, turns, tokens, hit rate, moves with their reasons",
+                tag="sessions",
+            ),
+            Operation(
+                "DELETE",
+                one,
+                self.end_session,
+                "Forget the session's home; ending an unknown session is a success",
+                tag="sessions",
+                statuses=(204,),
+            ),
+            Operation(
+                "POST",
+                f"{one}/move",
+                self.move_session,
+                "Give the session another home",
+                tag="sessions",
+                problems=(409,),
+            ),
+        ]
+
+    async def list_sessions(self, *, query: SessionQuery) -> SessionPage:
+        if query.session_id is not None:
+            return await self._find(self._keys_of(query))
+        if query.key is not None:
+            return await self._find(self._keys_like(query.key, query.limit))
+        if query.backend is not None:
+            rows, cursor = await self._parts.sessions.list_by_backend(
+                BackendId(query.backend), cursor=query.cursor, limit=query.limit
+            )
+            return SessionPage(sessions=[describe_binding(key, one) for key, one in rows], next_cursor=cursor)
+        return await self._list_all(query)
+
+    async def show_session(self, *, key: str) -> SessionAnswer:
+        return describe_session(self._parts, SessionKey(key), await self._binding(SessionKey(key)))
+
+    async def end_session(self, *, key: str, if_match: IfMatch) -> None:
+        if if_match.header is not None:
+            if_match.require(describe_binding(SessionKey(key), await self._binding(SessionKey(key))).etag())
+        await self._parts.sessions.end(SessionKey(key))
+
+    async def move_session(self, *, key: str, body: MoveOrder, if_match: IfMatch) -> SessionAnswer:
+        parts, session_key = self._parts, SessionKey(key)
+        backend = parts.fleet.view.get(BackendId(body.backend))
+        if backend is None:
+            raise BadRequest("there is no such backend", param="backend")
+        binding = await self._binding(session_key)
+        if_match.require(describe_binding(session_key, binding).etag())
+        if binding.backend_id == backend.backend_id:
+            return describe_session(parts, session_key, binding)
+        held = await parts.sessions.rebind(
+            session_key, binding.version, backend.backend_id, backend.epoch, binding.context_tokens
+        )
+        if held is None or held.backend_id != backend.backend_id:
+            raise Conflict("the session moved, ended, or could not be written meanwhile: look again")
+        if parts.journal is not None:
+            parts.journal.note_move(
+                session_key, binding.backend_id, backend.backend_id, "operator", parts.clock()
+            )
+        return describe_session(parts, session_key, held)
+
+    async def _binding(self, key: SessionKey) -> Binding:
+        binding = await self._parts.sessions.get(key)
+        if binding is None:
+            raise NotFound("no session with this key is bound")
+        return binding
+
+    # -- finding
+
+    def _keys_of(self, query: SessionQuery) -> list[SessionKey]:
+        """The keys that requests with this id would have: of the model named, or of each one served."""
+        assert query.session_id is not None
+        if query.model is not None:
+            models = [query.model]
+        else:
+            served = {model for one in self._parts.fleet.view.backends.values() for model in one.models or ()}
+            models = sorted(served)[:MAX_MODELS_TRIED]
+            if not models:
+                raise BadRequest("no backend has told its models yet: name the model", param="model")
+        keys = [self._key_of(query.session_id, model, query.tenant) for model in models]
+        return list(dict.fromkeys(keys))
+
+    def _key_of(self, session_id: str, model: str, tenant: str) -> SessionKey:
+        """The key of a request that has this id in its header."""
+        headers = [(b"x-session-id", to_bytes(session_id))]
+        body = msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": "?"}]})
+        try:
+            facts = self._parts.parser().parse(Api.CHAT, headers, body, tenant=tenant)
+        except GatewayError as error:
+            raise BadRequest(error.message, param="session_id") from error
+        if facts.session_key is None:
+            raise BadRequest("no session can have this id", param="session_id")
+        return facts.session_key
+
+    def _keys_like(self, prefix: str, limit: int) -> list[SessionKey]:
+        if len(prefix) == _KEY_DIGITS:
+            return [SessionKey(prefix)]
+        if self._parts.journal is None:
+            raise BadRequest(
+                "the journal is off (admin.journal_sessions: 0): give the whole key", param="key"
+            )
+        return [story.key for story in self._parts.journal.starting_with(prefix, limit)]
+
+    async def _find(self, keys: list[SessionKey]) -> SessionPage:
+        found: list[SessionRow] = []
+        for key in keys:
+            binding = await self._parts.sessions.get(key)
+            if binding is not None:
+                found.append(describe_binding(key, binding))
+        return SessionPage(sessions=found, next_cursor=None)
+
+    async def _list_all(self, query: SessionQuery) -> SessionPage:
+        """Backend by backend; the cursor names the backend whose turn it is, then the store's own cursor."""
+        name, _, inner = (query.cursor or "").partition("/")
+        names = sorted(one for one in self._parts.fleet.view.backends if one >= name)
+        for place, backend_id in enumerate(names):
+            cursor = inner if backend_id == name and inner else None
+            rows, following = await self._parts.sessions.list_by_backend(
+                backend_id, cursor=cursor, limit=query.limit
+            )
+            if following is not None:
+                next_cursor: str | None = f"{backend_id}/{following}"
+            else:
+                next_cursor = f"{names[place + 1]}/" if place + 1 < len(names) else None
+            if rows or next_cursor is None:
+                return SessionPage(
+                    sessions=[describe_binding(key, one) for key, one in rows], next_cursor=next_cursor
+                )
+        return SessionPage(sessions=[], next_cursor=None)
