@@ -148,7 +148,7 @@ async def test_every_live_section_is_in_force_at_once() -> None:
         assert gateway.fleet.health.settings.unhealthy_after == 7
         assert gateway.router.settings.retry_after_s == 9.0
         assert gateway.config.drain_timeout_s == 3.0
-        assert (await world.admin.get("/admin/v1/config")).json()["limits"]["max_in_flight"] == 1
+        assert (await world.admin.get("/admin/v1/config")).json()["config"]["limits"]["max_in_flight"] == 1
         assert "homing_config_generation 2" in (await world.client.get("/metrics")).text
         await reload(world, limits={})
         await world.chat(headers={"x-chat": "alice"})
