@@ -124,6 +124,8 @@ class AsyncEngine:
         except Exception as error:
             logger.exception("engine_thread_died")
             reason = f"the engine stopped: {type(error).__name__}: {error}"
+        finally:
+            self._engine.close()
         self._post(lambda: self._die(EngineDead(reason)))
 
     def _run_commands(self) -> bool:

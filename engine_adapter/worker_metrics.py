@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine_adapter.engine.engine_stats import EngineStats
+from engine_adapter.engine.tiers.tier_config import TierStats
 
 # vLLM's bucket edges, so that dashboards made for it compare.
 FIRST_TOKEN_BUCKETS_S = (
@@ -136,6 +137,7 @@ class _EngineCollector(Collector):
         for name, (help_text, value) in counters.items():
             yield self._labelled(CounterMetricFamily(name, help_text, labels=["model_name"]), value)
         yield self._blocks(stats)
+        yield from _tier_families(stats)
         config = GaugeMetricFamily(
             "vllm:cache_config_info", "Sizes of the KV memory.", labels=["block_size", "num_gpu_blocks"]
         )
@@ -155,6 +157,37 @@ class _EngineCollector(Collector):
         family.add_metric(["used"], stats.num_blocks_used)
         family.add_metric(["pinned"], stats.num_blocks_pinned)
         return family
+
+
+_TIER_GAUGES = {
+    "blocks": ("KV blocks in the tier.", lambda tier: tier.num_blocks),
+    "bytes": ("Bytes of KV in the tier.", lambda tier: tier.num_bytes),
+    "capacity_bytes": ("Bytes the tier may take.", lambda tier: tier.max_bytes),
+    "read_bytes_per_second": ("Measured rate of loads.", lambda tier: tier.read_bytes_per_s or 0),
+}
+_TIER_COUNTERS = {
+    "hit_tokens": ("Prompt tokens loaded instead of computed.", lambda tier: tier.num_hit_tokens),
+    "loaded_bytes": ("Bytes loaded into device blocks.", lambda tier: tier.num_loaded_bytes),
+    "stored_blocks": ("Blocks stored.", lambda tier: tier.num_stored_blocks),
+    "evicted_blocks": ("Blocks given up for space.", lambda tier: tier.num_evicted_blocks),
+    "damaged_blocks": ("Blocks whose bytes had changed.", lambda tier: tier.num_damaged_blocks),
+    "dropped_blocks": ("Blocks not stored: the writer was behind.", lambda tier: tier.num_dropped_blocks),
+    "write_errors": ("Writes that failed.", lambda tier: tier.num_write_errors),
+}
+
+
+def _tier_families(stats: EngineStats) -> Iterator[Metric]:
+    """Yield one family per number of a tier, labelled by tier; none where there are no tiers."""
+    kinds: tuple[tuple[type[Metric], dict[str, tuple[str, Callable[[TierStats], float]]]], ...] = (
+        (GaugeMetricFamily, _TIER_GAUGES),
+        (CounterMetricFamily, _TIER_COUNTERS),
+    )
+    for kind, numbers in kinds if stats.tiers else ():
+        for name, (help_text, read) in numbers.items():
+            family = kind(f"homing_worker_tier_{name}", help_text, labels=["tier"])  # type: ignore[call-arg]  # both take it
+            for tier, values in stats.tiers.items():
+                family.add_metric([tier], read(values))  # type: ignore[attr-defined]  # both have it
+            yield family
 
 
 def process_start_wall_s() -> float:

@@ -14,7 +14,7 @@ Free blocks are given first; only then does `allocate` take the least recently u
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NewType
 
@@ -43,7 +43,19 @@ class BlockCounts:
 class BlockPool:
     """Reference counts and reuse order of `num_blocks` blocks."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        on_taken: Iterable[Callable[[BlockId], None]] = (),
+        on_freed: Iterable[Callable[[BlockId], None]] = (),
+    ) -> None:
+        """Make a pool of free blocks.
+
+        Args:
+            on_taken: called with each block that gets a new owner, before `allocate` returns it.
+            on_freed: called with each block whose content has become worthless.
+        """
         if num_blocks < 1:
             raise ValueError(f"a block pool needs at least one block, got {num_blocks}")
         self.num_blocks = num_blocks
@@ -53,6 +65,8 @@ class BlockPool:
         self._free: dict[BlockId, None] = {BlockId(i): None for i in range(num_blocks)}
         self._cached: dict[BlockId, None] = {}
         self._num_pinned = 0
+        self._on_taken = tuple(on_taken)
+        self._on_freed = tuple(on_freed)
 
     @property
     def num_available(self) -> int:
@@ -98,6 +112,8 @@ class BlockPool:
         block_id = next(iter(queue))
         del queue[block_id]
         self._ref_cnt[block_id] = 1
+        for call in self._on_taken:
+            call(block_id)
         return block_id
 
     def acquire(self, block_id: BlockId) -> None:
@@ -116,7 +132,7 @@ class BlockPool:
         """Turn a cached block into a free one: its content was invalidated."""
         assert block_id in self._cached, f"block {block_id} is not cached"
         del self._cached[block_id]
-        self._free[block_id] = None
+        self._add_free(block_id)
 
     def pin(self, block_id: BlockId) -> None:
         """Add a pin to a block with content. Pins are counts: as many unpins are needed."""
@@ -134,8 +150,15 @@ class BlockPool:
     def _park_if_idle(self, block_id: BlockId, *, keep_content: bool) -> None:
         if self._ref_cnt[block_id] or self._pin_cnt[block_id]:
             return
-        queue = self._cached if keep_content else self._free
-        queue[block_id] = None
+        if keep_content:
+            self._cached[block_id] = None
+        else:
+            self._add_free(block_id)
+
+    def _add_free(self, block_id: BlockId) -> None:
+        self._free[block_id] = None
+        for call in self._on_freed:
+            call(block_id)
 
     def verify(self, held: Iterable[BlockId] = (), pinned: Iterable[BlockId] = ()) -> None:
         """Assert that counts equal the holders given and that idle blocks are in exactly one queue. O(n)."""

@@ -9,21 +9,17 @@ checksum per seal and check, so it is for tests and for hunting, not for serving
 
 from typing import Protocol
 
-import numpy as np
-
-from paged_kv import reference
-
 POISON_BYTE = 0xFF  # as fp8, bf16, fp16, fp32 and as a scale: NaN
 
 
 class GuardedMemory(Protocol):
-    """What the guard needs of a backend."""
+    """What the guard needs of a backend, or of several behind one set of block ids."""
 
     def write_block(self, block_id: int, data: bytes) -> None:
         """Changes: one block."""
 
     def checksum(self, block_id: int) -> int:
-        """Return reference.checksum of one block."""
+        """Return a sum of one block's bytes."""
 
 
 class BlockCorrupted(Exception):
@@ -36,11 +32,11 @@ class BlockGuard:
     def __init__(self, memory: GuardedMemory, *, num_blocks: int, block_bytes: int) -> None:
         self._memory = memory
         self._poison = bytes([POISON_BYTE]) * block_bytes
-        self._poison_checksum = reference.checksum(np.frombuffer(self._poison, np.uint8))
         self._poisoned: set[int] = set()
         self._sealed: dict[int, int] = {}
         for block_id in range(num_blocks):
             self.freed(block_id)
+        self._poison_checksum = memory.checksum(0)
 
     def freed(self, block_id: int) -> None:
         """Changes: the block's bytes. Call when a block's content has become worthless."""

@@ -173,19 +173,25 @@ _UNITS = {
 }
 
 
+def parse_size(setting: str, *, option: str) -> int:
+    """Return the bytes of a size: `8GiB`, `500MB`, `1073741824`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", setting.lower())
+    if match is None or match.group(2) not in _UNITS:
+        raise ValueError(f"{option} {setting!r} is not a size such as 8GiB or 500MB")
+    return int(float(match.group(1)) * _UNITS[match.group(2)])
+
+
 def parse_kv_memory(setting: str, *, free_bytes: int) -> int:
     """Return the bytes that a `--kv-memory` setting asks for.
 
     A number in (0, 1] is a share of the memory that is free *after* the weights were loaded and one
-    worst-case step was run; anything else is a size: `8GiB`, `500MB`, `1073741824`.
+    worst-case step was run; anything else is a size (see `parse_size`).
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", setting.lower())
-    if match is None or match.group(2) not in _UNITS:
-        raise ValueError(f"--kv-memory {setting!r} is neither a share (0.9) nor a size (8GiB)")
-    number, unit = float(match.group(1)), match.group(2)
-    if not unit and number <= 1:
-        number, unit = number * free_bytes, ""
-    size = int(number * _UNITS[unit])
+    try:
+        share = float(setting)
+    except ValueError:
+        share = 0.0
+    size = int(share * free_bytes) if 0 < share <= 1 else parse_size(setting, option="--kv-memory")
     if size < 1:
         raise ValueError(
             f"--kv-memory {setting!r} leaves no memory for the KV cache ({free_bytes} bytes are free)"

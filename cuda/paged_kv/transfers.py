@@ -9,13 +9,14 @@ Streams run side by side, so that moving hides behind computing. Work on a block
 1. A store waits for the compute work that was queued before it: the block's last writer is among that. 2. A
 load waits for the compute work that was queued before it: the last reader of a recycled block is among that.
    Attention of layer l waits for the load of layer l, not for all of it.
-3. A block whose store is under way may not be given away: `settled` says when it may.
+3. A block whose store is under way gets a new owner only by `before_reuse`: what computes on it waits.
 
 The commonest severe fault of engines with tiers is a hole in one of these. This module decides only the
 order; what a copy is and where bytes go, its caller says.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
@@ -60,12 +61,18 @@ class BlockTransfers:
         self._store = store
         self._stores: dict[int, Event] = {}  # newest store of each block that may still be under way
 
-    def store(self, block_ids: Iterable[int], copy_out: Callable[[Stream], None]) -> None:
-        """Queue `copy_out` on the store stream, which reads the blocks."""
+    def store(self, block_ids: Iterable[int], copy_out: Callable[[Stream], None]) -> Event:
+        """Queue `copy_out` on the store stream, which reads the blocks; return when it is complete."""
         self._store.wait_event(self._compute.record_event())
         copy_out(self._store)
         stored = self._store.record_event()
         self._stores.update(dict.fromkeys(block_ids, stored))
+        return stored
+
+    def before_reuse(self, block_id: int) -> None:
+        """Let what is computed or loaded from now on wait for the block's store, if one is under way."""
+        if not self.is_settled(block_id):
+            self._compute.wait_event(self._stores.pop(block_id))
 
     def load(
         self, block_ids: Iterable[int], num_layers: int, copy_in: Callable[[Stream, int], None]
@@ -84,7 +91,7 @@ class BlockTransfers:
         return LayerLoads(self._compute, events)
 
     def is_settled(self, block_id: int) -> bool:
-        """Return whether no store of the block is under way: only then may it go to the free list."""
+        """Return whether no store of the block is under way."""
         stored = self._stores.get(block_id)
         if stored is None:
             return True
@@ -92,10 +99,6 @@ class BlockTransfers:
             return False
         del self._stores[block_id]
         return True
-
-    def settled(self, block_ids: Iterable[int]) -> list[int]:
-        """Return those of the blocks that may go to the free list now."""
-        return [block_id for block_id in block_ids if self.is_settled(block_id)]
 
 
 class InlineStream:
@@ -115,6 +118,15 @@ class _PassedEvent:
 
 
 _PASSED = _PassedEvent()
+
+
+def on_stream(stream: Stream) -> AbstractContextManager[object]:
+    """Return the context in which torch queues its work on a stream of `BlockTransfers`."""
+    if isinstance(stream, InlineStream):
+        return nullcontext()
+    import torch
+
+    return cast("AbstractContextManager[object]", torch.cuda.stream(stream))  # type: ignore[arg-type]  # one of torch's own
 
 
 def transfers_for(device: "torch.device") -> BlockTransfers:

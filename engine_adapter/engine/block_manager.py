@@ -157,6 +157,13 @@ class BlockManager:
             for awaited in sequence.block_hashes[num_matched:]:
                 self._awaited[awaited] = self._awaited.get(awaited, 0) + 1
 
+    def count_loaded(self, sequence: Sequence, num_tokens: int) -> None:
+        """Take note that tokens of an admitted sequence came from a slower tier: a hit like any other."""
+        if sequence.num_preemptions == 0:
+            assert sequence.num_cached_tokens is not None, "loaded before it was admitted"
+            sequence.num_cached_tokens += num_tokens
+            self.num_hit_tokens += num_tokens
+
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make the block table cover `num_tokens` tokens, or change nothing and return False."""
         num_new = self.num_blocks_for(num_tokens) - len(sequence.block_table)
@@ -199,6 +206,7 @@ class BlockManager:
         sequence.num_computed_tokens = 0
         sequence.num_committed_blocks = 0
         sequence.is_private = False
+        sequence.load = None
 
     def clear_cache(self) -> int:
         """Forget every cached block nobody holds. Returns their number; held blocks stay named."""
@@ -236,17 +244,18 @@ class BlockManager:
             return
         for index in range(num_hashed, sequence.num_tokens // self.block_size):
             parent = sequence.block_hashes[index - 1]
-            sequence.block_hashes.append(block_hash(parent, self._token_bytes(sequence, index)))
+            sequence.block_hashes.append(block_hash(parent, self.token_bytes(sequence, index)))
 
     def _entry_of(self, sequence: Sequence, index: int) -> CachedBlock:
         return CachedBlock(
             block_hash=sequence.block_hashes[index],
             parent_hash=sequence.block_hashes[index - 1] if index else sequence.namespace,
-            token_bytes=self._token_bytes(sequence, index),
+            token_bytes=self.token_bytes(sequence, index),
             block_id=sequence.block_table[index],
         )
 
-    def _token_bytes(self, sequence: Sequence, index: int) -> bytes:
+    def token_bytes(self, sequence: Sequence, index: int) -> bytes:
+        """Return the encoded tokens of one of a sequence's full blocks."""
         start = index * self.block_size
         return encode_tokens(sequence.token_ids[start : start + self.block_size])
 

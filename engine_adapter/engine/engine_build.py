@@ -10,6 +10,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from engine_adapter.engine.block_hash import BlockHash, root_hash
 from engine_adapter.engine.engine_config import EngineConfig, plain_kv_dtype
 from engine_adapter.engine.kv_selftest import Prompts, SelfTestReport, choose_layer_dtypes
@@ -17,7 +19,10 @@ from engine_adapter.engine.kv_storage import KVStorage, block_bytes
 from engine_adapter.engine.loader import LoadedModel
 from engine_adapter.engine.model import LlamaModel
 from engine_adapter.engine.model_config import ModelConfig
+from paged_kv.block_pool import BlockPool
+from paged_kv.guards import BlockGuard
 from paged_kv.layout import KVDtype
+from paged_kv.transfers import BlockTransfers, transfers_for
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +36,9 @@ class EngineParts:
     root: BlockHash  # names everything that KV depends on besides tokens, salt and adapter
     selftest: SelfTestReport | None  # None where KV is stored as it is computed
     num_blocks_unquantised: int  # how many the same memory would hold without quantisation
+    transfers: BlockTransfers
+    guard: BlockGuard | None  # only in debug mode
+    pool: BlockPool
 
 
 def build_parts(loaded: LoadedModel, config: EngineConfig, selftest_prompts: Prompts | None) -> EngineParts:
@@ -65,9 +73,21 @@ def build_parts(loaded: LoadedModel, config: EngineConfig, selftest_prompts: Pro
         backend=config.attention_backend,
         device=config.device,
     )
+    transfers = transfers_for(torch.device(config.device))
+    guard = None
+    if config.debug_kv_guards:
+        guard = BlockGuard(storage, num_blocks=storage.num_blocks, block_bytes=storage.block_bytes)
     return EngineParts(
         model=model,
         storage=storage,
+        transfers=transfers,
+        guard=guard,
+        pool=BlockPool(
+            storage.num_blocks,
+            # The order matters: whoever writes next, the guard included, waits for a store under way.
+            on_taken=[transfers.before_reuse, *([guard.taken] if guard else [])],
+            on_freed=[transfers.before_reuse, guard.freed] if guard else [],
+        ),
         root=_root_hash(loaded, config, model, layer_dtypes),
         selftest=report,
         num_blocks_unquantised=num_kv_blocks(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from engine_adapter.engine.scheduler import SchedulerConfig
+from engine_adapter.engine.tiers.tier_config import TierConfig
 from paged_kv.attention import BACKEND_NAMES
 from paged_kv.layout import KVDtype
 
@@ -44,6 +45,8 @@ class EngineConfig:
     pin_manifest_path: Path | None = None  # None: pins do not outlive the process
     max_kv_mean_kl: float = MAX_MEAN_KL  # above it, layers of quantised KV fall back
     num_threads: int = 1  # two torch threads collapse when another process wants a core
+    tiers: TierConfig = field(default_factory=TierConfig)  # host and disk behind the KV memory
+    debug_kv_guards: bool = False  # poison free blocks, sum shared ones: stops at the first broken rule, slow
     attention_backend: str = "auto"  # auto or one of paged_kv.attention.BACKEND_NAMES
     device: str = "cpu"
 
@@ -58,6 +61,8 @@ class EngineConfig:
             raise ValueError(f"attention backend {self.attention_backend!r} is not one of auto, {known}")
         if not 0 <= self.pin_budget_fraction < 1:
             raise ValueError("pin_budget_fraction must be at least 0 and below 1: some blocks stay unpinned")
+        if self.tiers.is_enabled and not self.enable_prefix_caching:
+            raise ValueError("tiers keep what the prefix cache names: they need prefix caching")
         for name in ("num_draft_tokens", "min_partial_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")

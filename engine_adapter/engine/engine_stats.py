@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine_adapter.engine.scheduler import Scheduler
+from engine_adapter.engine.tiers.tier_config import TierStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class EngineStats:
     num_generated_tokens: int
     num_pins: int
     num_integrity_failures: int  # idle checks that found a block unaccounted for: always 0, or a bug
+    tiers: dict[str, TierStats] = field(default_factory=dict)  # below the device; only those that exist
 
     @property
     def kv_usage(self) -> float:
@@ -44,6 +46,7 @@ def collect_stats(
     bytes_per_token: int,
     num_pins: int,
     num_integrity_failures: int,
+    tiers: dict[str, TierStats],
 ) -> EngineStats:
     """Read the gauges. Changes nothing."""
     blocks = scheduler.blocks
@@ -67,4 +70,5 @@ def collect_stats(
         num_generated_tokens=num_generated_tokens,
         num_pins=num_pins,
         num_integrity_failures=num_integrity_failures,
+        tiers=tiers,
     )

@@ -7,7 +7,9 @@ the attention backend over the same arena.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import torch
 
 from engine_adapter.engine.model import LayerAttention
 from engine_adapter.engine.model_config import ModelConfig
@@ -68,24 +70,51 @@ class KVStorage:
     def bytes_per_token(self) -> int:
         return self.block_bytes // self.block_size
 
+    def allocate_rows(self, num_blocks: int) -> torch.Tensor:
+        """Return host rows (num_blocks, block_bytes) uint8, page-locked where a device fills them."""
+        is_host = all(arena.is_host for arena in self.arenas.values())
+        return torch.empty((num_blocks, self.block_bytes), dtype=torch.uint8, pin_memory=not is_host)
+
     def copy_block(self, source: int, destination: int) -> None:
         """Copy one block in every layer. Changes: the destination."""
         for backend in self._backend_of_arena.values():
             backend.copy_blocks([(source, destination)])
 
+    def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
+        """Copy blocks to host rows (len(block_ids), block_bytes) uint8, arena after arena in each row.
+
+        On a device `out` is complete once torch's current stream has passed the call.
+        """
+        for columns, backend in self._columns(out):
+            backend.read_blocks(block_ids, columns)
+
+    def write_blocks(self, block_ids: list[int], data: torch.Tensor) -> None:
+        """Changes: the blocks, to host rows from `read_blocks` of a storage of the same shape."""
+        for columns, backend in self._columns(data):
+            backend.write_blocks(block_ids, columns)
+
+    def _columns(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, AttentionBackend]]:
+        """Yield each arena's part of the rows with the backend that moves it."""
+        if rows.shape[1] != self.block_bytes:
+            raise ValueError(f"a block is {self.block_bytes} bytes, got {rows.shape[1]}")
+        start = 0
+        for dtype, arena in self.arenas.items():
+            end = start + arena.layout.block_bytes
+            yield rows[:, start:end], self._backend_of_arena[dtype]
+            start = end
+
     def read_block(self, block_id: int) -> bytes:
-        """Return one block's bytes, arena after arena, in the order of `arenas`."""
+        """Return one block's bytes, arena after arena, in the order of `arenas`; waits for the device."""
         return b"".join(self._backend_of_arena[dtype].read_block(block_id) for dtype in self.arenas)
 
     def write_block(self, block_id: int, data: bytes) -> None:
         """Changes: one block, to bytes from `read_block` of a storage of the same shape."""
-        if len(data) != self.block_bytes:
-            raise ValueError(f"a block is {self.block_bytes} bytes, got {len(data)}")
-        start = 0
-        for dtype, arena in self.arenas.items():
-            end = start + arena.layout.block_bytes
-            self._backend_of_arena[dtype].write_block(block_id, data[start:end])
-            start = end
+        self.write_blocks([block_id], torch.frombuffer(bytearray(data), dtype=torch.uint8)[None])
+
+    def checksum(self, block_id: int) -> int:
+        """Return a 64-bit sum of one block over all arenas, computed where it lies."""
+        sums = [self._backend_of_arena[dtype].checksum(block_id) for dtype in self.arenas]
+        return sum(value * (index + 1) for index, value in enumerate(sums)) % (1 << 64)
 
 
 def block_bytes(config: ModelConfig, *, block_size: int, layer_dtypes: Sequence[KVDtype]) -> int:

@@ -36,8 +36,8 @@ from engine_adapter.engine.prefix_cache import CachedBlock
 from engine_adapter.engine.sampling import SamplingState, TokenLogprobs
 from engine_adapter.engine.scheduler import ScheduledSequence, Scheduler
 from engine_adapter.engine.sequence import EngineRequest, FinishReason, Sequence, Timings
+from engine_adapter.engine.tiers.kv_tiers import KVTiers
 from engine_adapter.engine.tokenizer import load_tokenizer
-from paged_kv.block_pool import BlockPool
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class StepOutput:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int  # prompt tokens whose KV was reused at the first admission
+    num_loaded_tokens: dict[str, int] = field(default_factory=dict)  # of these, by tier below the device
     num_preemptions: int
     timings: Timings
     error: str | None = None
@@ -109,13 +110,22 @@ class LLMEngine:
         self._clock = clock
         self._runner = ModelRunner(parts.model, parts.storage)
         self.blocks = BlockManager(
-            BlockPool(num_blocks),
+            parts.pool,
             self.config.block_size,
             enable_prefix_caching=self.config.enable_prefix_caching,
             min_partial_tokens=max(self.config.min_partial_tokens, 1),
             copy_block=parts.storage.copy_block if self.config.min_partial_tokens else None,
         )
-        self.scheduler = Scheduler(self.config.scheduler, self.blocks)
+        self._guard = parts.guard
+        self.tiers = KVTiers(
+            self.config.tiers,
+            storage=parts.storage,
+            blocks=self.blocks,
+            transfers=parts.transfers,
+            root=parts.root,
+            clock=clock,
+        )
+        self.scheduler = Scheduler(self.config.scheduler, self.blocks, on_admitted=self.tiers.loads.begin)
         self.inventory = TagInventory(self.blocks.prefix_cache, self.config.block_size)
         self.pins = self._make_pins(loaded.fingerprint, wall_clock)
         self._observer = observer
@@ -207,9 +217,11 @@ class LLMEngine:
     def step(self) -> list[StepOutput]:
         """Compute one step and return what it brought, also for requests that ended without a token."""
         self.pins.expire()
-        batch = self.scheduler.schedule(self._clock())
+        loaded = self.tiers.loads.advance()
+        started_s = self._clock()
+        batch = self.scheduler.schedule(started_s)
         outputs = [self._ended(sequence) for sequence in batch.finished]
-        stored: list[CachedBlock] = []
+        computed: list[CachedBlock] = []
         if batch.scheduled:
             try:
                 sampled = self._runner.run(batch.scheduled)
@@ -217,8 +229,12 @@ class LLMEngine:
                 logger.exception("engine_step_failed")
                 outputs.extend(self._fail(batch.scheduled, error))
             else:
-                outputs.extend(self._postprocess(batch.scheduled, sampled, stored))
-        self._tell_observer(stored)
+                self.tiers.observe_step(batch.num_prompt_tokens, self._clock() - started_s)
+                outputs.extend(self._postprocess(batch.scheduled, sampled, computed))
+        elif self.tiers.loads.is_loading:
+            self.tiers.loads.wait()
+        self.tiers.stores.store(computed)
+        self._take_note(loaded + computed)
         return [output for output in outputs if output is not None]
 
     def tick(self) -> None:
@@ -230,16 +246,26 @@ class LLMEngine:
         self.pins.expire()
         if self.has_work:
             return
+        if self._guard is not None:
+            self._guard.check_all()
         try:
             self.verify()
         except AssertionError as error:
             self._num_integrity_failures += 1
             logger.error("block_accounting_broken", extra={"error": str(error)})
 
+    def close(self) -> None:
+        """Write what the tiers still have to write. Idempotent; no step may follow."""
+        self.tiers.close()
+
     def clear_cache(self) -> int:
-        """Forget every cached block that neither a sequence nor a pin holds; returns their number."""
+        """Forget every cached block that neither a sequence nor a pin holds, and every tier's.
+
+        Returns the number of device blocks.
+        """
         num_blocks = self.blocks.clear_cache()
-        self._tell_observer([])
+        self.tiers.clear()
+        self._take_note([])
         return num_blocks
 
     def explain(self, token_ids: list[int], cache_salt: str = "", adapter: str = "") -> Explanation:
@@ -257,6 +283,7 @@ class LLMEngine:
             bytes_per_token=self.storage.bytes_per_token,
             num_pins=len(self.pins.table),
             num_integrity_failures=self._num_integrity_failures,
+            tiers=self.tiers.stats(),
         )
 
     def verify(self) -> None:
@@ -354,7 +381,11 @@ class LLMEngine:
         self._take_leave(sequence)
         return self._output(sequence, sequence.finish_reason)
 
-    def _tell_observer(self, stored: list[CachedBlock]) -> None:
+    def _take_note(self, stored: list[CachedBlock]) -> None:
+        """Tell the observer what the prefix cache lost and gained; in debug mode watch what it gained."""
+        if self._guard is not None:
+            for entry in stored:
+                self._guard.sealed(entry.block_id)
         removed = self.blocks.eviction_log.take_unreported()
         if self._observer is not None and (removed or stored):
             self._observer.record(removed, stored)
@@ -383,6 +414,7 @@ class LLMEngine:
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_output_tokens=sequence.num_output_tokens,
             num_cached_tokens=sequence.num_cached_tokens or 0,
+            num_loaded_tokens=sequence.num_loaded_tokens,
             num_preemptions=sequence.num_preemptions,
             timings=sequence.timings,
             error=error,

@@ -15,6 +15,7 @@ Single-threaded. Knows no torch, no tokens' meaning and no clock: time is an arg
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine_adapter.engine.block_manager import BlockManager
@@ -74,13 +75,30 @@ class ScheduledBatch:
     def num_tokens(self) -> int:
         return sum(item.num_new_tokens + len(item.draft_token_ids) for item in self.scheduled)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of sequences that are not decoding."""
+        return sum(item.num_new_tokens for item in self.scheduled if not item.sequence.is_decoding)
+
 
 class Scheduler:
     """Waiting and running sequences over one block manager."""
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: BlockManager,
+        *,
+        on_admitted: Callable[[Sequence], None] | None = None,
+    ) -> None:
+        """Schedule over an unused block manager.
+
+        Args:
+            on_admitted: called with each sequence that got its blocks; may set `Sequence.load`.
+        """
         self.config = config
         self.blocks = blocks
+        self._on_admitted = on_admitted
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -190,6 +208,8 @@ class Scheduler:
             if sequence.timings.first_scheduled_s is None:
                 sequence.timings.first_scheduled_s = now_s
             self.running.append(sequence)
+            if self._on_admitted is not None:
+                self._on_admitted(sequence)
 
     def _schedule_prefills(self, batch: ScheduledBatch) -> None:
         """Share what is left of the budget between sequences that have no decode in this step."""
@@ -197,7 +217,7 @@ class Scheduler:
         if batch.scheduled:
             budget = min(budget, self.config.max_prefill_tokens_beside_decodes)
         decoding = {item.sequence.request_id for item in batch.scheduled}
-        prompts = [item for item in self.running if item.request_id not in decoding]
+        prompts = [item for item in self.running if item.request_id not in decoding and item.load is None]
         for sequence, num_new_tokens in share_prefill_budget(prompts, budget):
             batch.scheduled.append(ScheduledSequence(sequence=sequence, num_new_tokens=num_new_tokens))
 

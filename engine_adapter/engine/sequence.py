@@ -16,6 +16,7 @@ from paged_kv.block_pool import BlockId
 
 if TYPE_CHECKING:
     from engine_adapter.engine.sampling import SamplingParams, SamplingState
+    from engine_adapter.engine.tiers.tier_loads import TierLoad
 
 
 class SequenceStatus(enum.Enum):
@@ -75,6 +76,8 @@ class Sequence:
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # of the first admission; what `usage` reports
+    num_loaded_tokens: dict[str, int] = field(default_factory=dict)  # of these, by tier below the device
+    load: TierLoad | None = None  # set: blocks are on their way from a tier, nothing is computed until then
     block_table: list[BlockId] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks of token_ids
     num_committed_blocks: int = 0  # leading blocks already offered to the prefix cache

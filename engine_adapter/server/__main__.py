@@ -14,10 +14,11 @@ from pathlib import Path
 from engine_adapter.engine.engine_config import DTYPES, EngineConfig
 from engine_adapter.engine.kv_event_publisher import KVEventConfig
 from engine_adapter.engine.model_store import DEFAULT_MODEL_ID
+from engine_adapter.engine.tiers.tier_config import TierConfig
 from engine_adapter.server.app import MAX_BODY_BYTES
 from engine_adapter.server.startup import ServerConfig, StartupFailed, run_server
 from paged_kv.attention import BACKEND_NAMES
-from paged_kv.layout import KVDtype
+from paged_kv.layout import KVDtype, parse_size
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         default="tcp://127.0.0.1:*",
         help="answer replay requests here",
     )
+    add("--kv-host-bytes", default="0", help="host memory for KV that left the device, such as 8GiB")
+    add("--kv-disk-path", type=Path, help="folder that keeps KV over a restart; one for each worker")
+    add("--kv-disk-bytes", default="16GiB", help="space that folder may take")
+    add("--debug-kv-guards", action="store_true", help="stop at the first misuse of a KV block; slow")
     add("--threads", type=int, default=defaults.num_threads, help="torch threads")
     add("--device", default="cpu")
     add(
@@ -121,6 +126,12 @@ def _config(options: argparse.Namespace) -> ServerConfig:
             min_partial_tokens=options.min_partial_tokens,
             pin_budget_fraction=options.pin_budget,
             pin_manifest_path=options.pin_manifest,
+            tiers=TierConfig(
+                host_bytes=parse_size(options.kv_host_bytes, option="--kv-host-bytes"),
+                disk_path=options.kv_disk_path,
+                disk_bytes=parse_size(options.kv_disk_bytes, option="--kv-disk-bytes"),
+            ),
+            debug_kv_guards=options.debug_kv_guards,
             num_threads=options.threads,
             attention_backend=options.attention_backend,
             device=options.device,

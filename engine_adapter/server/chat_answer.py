@@ -141,9 +141,7 @@ async def whole_answer(
             }
         )
     tally = generation.tally
-    return style.document(
-        "chat.completion", choices=entries, usage=usage_of(tally), homing=tally.milliseconds()
-    )
+    return style.document("chat.completion", choices=entries, usage=usage_of(tally), homing=tally.extension())
 
 
 async def answer_events(
@@ -176,7 +174,7 @@ async def answer_events(
         tally = generation.tally
         yield event(
             style.document(
-                "chat.completion.chunk", choices=[], usage=usage_of(tally), homing=tally.milliseconds()
+                "chat.completion.chunk", choices=[], usage=usage_of(tally), homing=tally.extension()
             )
         )
     yield DONE

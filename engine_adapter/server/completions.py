@@ -171,7 +171,7 @@ async def _whole(context: ServingContext, generation: Generation, answer: Answer
         for index in sorted(texts)
     ]
     document = {**answer.head, "choices": choices, "usage": usage_of(generation.tally)}
-    document["homing"] = generation.tally.milliseconds()
+    document["homing"] = generation.tally.extension()
     return json_response(document)
 
 
@@ -185,6 +185,6 @@ async def _events(
             choice = answer.choice(context, piece.index, text, list(piece.tokens), piece.finish_reason)
             yield event({**answer.head, "choices": [choice], **extra})
     if wants_usage:
-        usage, timing = usage_of(generation.tally), generation.tally.milliseconds()
-        yield event({**answer.head, "choices": [], "usage": usage, "homing": timing})
+        usage, extension = usage_of(generation.tally), generation.tally.extension()
+        yield event({**answer.head, "choices": [], "usage": usage, "homing": extension})
     yield DONE

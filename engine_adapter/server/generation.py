@@ -21,6 +21,7 @@ from engine_adapter.engine.detokenizer import Detokenizer, StopStrings
 from engine_adapter.engine.llm_engine import StepOutput
 from engine_adapter.engine.sampling import SamplingParams, TokenLogprobs
 from engine_adapter.engine.sequence import EngineRequest, FinishReason, Timings
+from engine_adapter.engine.tiers.tier_block import Tier
 from engine_adapter.engine.tokenizer import Tokenizer
 from engine_adapter.server.errors import ApiError, internal_error, overloaded
 
@@ -70,14 +71,28 @@ class Tally:
     """What one request cost so far. Changed by `pieces`, read when it ends."""
 
     num_prompt_tokens: int
-    num_cached_tokens: int = 0
+    first_outputs: dict[int, StepOutput] = field(default_factory=dict)  # newest of each prompt's first choice
     num_completion_tokens: int = 0
     timings: Timings | None = None  # of the first choice
     token_gaps_s: list[float] = field(default_factory=list)  # between deliveries of the first choice
     last_delivery_s: float | None = None
 
-    def milliseconds(self) -> dict[str, float]:
-        """Time in the queue, in prefill and in decode, of the first choice."""
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were not computed, wherever they came from."""
+        return sum(output.num_cached_tokens for output in self.first_outputs.values())
+
+    def cached_tokens_by_tier(self) -> dict[str, int]:
+        """Split the cached tokens by where their KV lay when the request came."""
+        outputs = self.first_outputs.values()
+        loaded = {
+            tier.value: sum(output.num_loaded_tokens.get(tier.value, 0) for output in outputs)
+            for tier in Tier
+        }
+        return {"device": self.num_cached_tokens - sum(loaded.values()), **loaded}
+
+    def extension(self) -> dict[str, object]:
+        """What an answer tells beside OpenAI's fields: milliseconds of the first choice, tokens by tier."""
         timings = self.timings
         if timings is None:
             return {}
@@ -89,7 +104,8 @@ class Tally:
             "prefill_ms": first - scheduled,
             "decode_ms": last - first,
         }
-        return {name: round(seconds * 1000, 3) for name, seconds in spans.items()}
+        rounded = {name: round(seconds * 1000, 3) for name, seconds in spans.items()}
+        return {**rounded, "cached_tokens_by_tier": self.cached_tokens_by_tier()}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,7 +142,6 @@ class Generation:
                 stops=StopStrings(options.stop, include_stop=options.include_stop),
             )
         self._num_choices = num_choices
-        self._cached_tokens: dict[int, int] = {}  # by the first choice of each prompt
         self.tally = Tally(num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -151,8 +166,7 @@ class Generation:
     def _count(self, choice: _Choice, output: StepOutput) -> None:
         self.tally.num_completion_tokens += len(output.new_token_ids)
         if choice.index % self._num_choices == 0:
-            self._cached_tokens[choice.index] = output.num_cached_tokens
-            self.tally.num_cached_tokens = sum(self._cached_tokens.values())
+            self.tally.first_outputs[choice.index] = output
         if choice.index != 0:
             return
         self.tally.timings = output.timings

@@ -36,7 +36,8 @@ async def test_a_chat_answer_has_openai_shape(worker: Worker) -> None:
     assert usage["completion_tokens"] == 5
     assert usage["total_tokens"] == usage["prompt_tokens"] + 5
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert set(answer["homing"]) == {"queue_ms", "prefill_ms", "decode_ms"}
+    assert set(answer["homing"]) == {"queue_ms", "prefill_ms", "decode_ms", "cached_tokens_by_tier"}
+    assert answer["homing"]["cached_tokens_by_tier"] == {"device": 0, "host": 0, "disk": 0}
 
 
 async def test_the_stream_joins_to_the_whole_answer(worker: Worker) -> None:

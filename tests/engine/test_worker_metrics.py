@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_adapter.engine.engine_stats import EngineStats
+from engine_adapter.engine.tiers.tier_config import TierStats
 from engine_adapter.worker_metrics import WorkerMetrics, process_start_wall_s
 
 STATS = EngineStats(
@@ -68,6 +70,26 @@ def test_vllms_names_are_there() -> None:
     assert values[f"vllm:num_preemptions_total{label}"] == 7
     assert values["vllm:cache_config_info[('block_size', '16'), ('num_gpu_blocks', '11')]"] == 1
     assert f"vllm:time_to_first_token_seconds_count{label}" in values
+
+
+def test_each_tier_has_its_own_numbers() -> None:
+    """A worker with a disk tier shows its sizes and counts under the tier's label; one without shows none."""
+    disk = TierStats(
+        num_blocks=7,
+        num_bytes=700,
+        max_bytes=1000,
+        num_hit_tokens=48,
+        num_loaded_bytes=300,
+        num_stored_blocks=9,
+        num_evicted_blocks=2,
+        num_damaged_blocks=1,
+        num_dropped_blocks=4,
+        num_write_errors=3,
+    )
+    values = scrape(WorkerMetrics("tiny", lambda: replace(STATS, tiers={"disk": disk})))
+    names = ("blocks", "bytes", "hit_tokens_total", "damaged_blocks_total", "dropped_blocks_total")
+    assert [values[f"homing_worker_tier_{name}[('tier', 'disk')]"] for name in names] == [7, 700, 48, 1, 4]
+    assert not any("tier" in name for name in scrape(WorkerMetrics("tiny", lambda: STATS)))
 
 
 def test_the_start_time_is_this_process_s() -> None:
