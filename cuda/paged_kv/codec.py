@@ -2,6 +2,11 @@
 
 fp8 is E4M3 "fn" (448 largest, no infinity); bf16 and fp8 round to nearest even. Quantised rows store
 `value / scale` with `scale = largest finite magnitude / max_magnitude`, one per (token, head).
+A scale is kept as fp16 in units of 2**-8, which centres its range on what keys and values are: rows whose
+largest magnitude is below about 1e-4 (fp8) or 3e-5 (int8) use the smallest normal scale and lose at most
+1.2e-7 of a value; beyond about 114,000 or 32,000 they saturate. Rows are divided by the scale as stored, so
+no reader sees its rounding.
+
 Invariant: what a quantised row stores is finite. NaN becomes 0 and infinity the largest value, because one
 bad row must not turn the sums of everybody who later shares its block into NaN. Plain types keep what they
 get.
@@ -12,10 +17,12 @@ import numpy.typing as npt
 
 from paged_kv.layout import KVDtype
 
-MIN_AMAX = np.float32(1e-8)  # keeps an all-zero row's scale above zero
-MAX_AMAX = np.float32(3e38)  # keeps the largest value finite when it is multiplied back
+SCALE_UNIT = np.float32(2**-8)
+MIN_STORED_SCALE = np.float32(2**-14)  # the smallest normal fp16: above zero for an all-zero row
+MAX_STORED_SCALE = np.float32(65504)  # the largest finite fp16
 
 FloatArray = npt.NDArray[np.float32]
+HalfArray = npt.NDArray[np.float16]
 ByteArray = npt.NDArray[np.uint8]
 
 
@@ -57,14 +64,21 @@ def decode_bf16(bits: npt.NDArray[np.uint16]) -> FloatArray:
     return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
 
 
-def row_scales(values: FloatArray, dtype: KVDtype) -> FloatArray:
-    """Return the scale of each row: values (..., head_dim) -> (...)."""
+def row_scales(values: FloatArray, dtype: KVDtype) -> HalfArray:
+    """Return the stored scale of each row: values (..., head_dim) -> (...), in SCALE_UNIT."""
     finite = np.where(np.isfinite(values), np.abs(values), np.float32(0))
-    scales: FloatArray = np.clip(finite.max(axis=-1), MIN_AMAX, MAX_AMAX) / np.float32(dtype.max_magnitude)
-    return scales
+    with np.errstate(over="ignore"):
+        scales = finite.max(axis=-1) / np.float32(dtype.max_magnitude) / SCALE_UNIT
+    stored: HalfArray = np.clip(scales, MIN_STORED_SCALE, MAX_STORED_SCALE).astype(np.float16)
+    return stored
 
 
-def encode_rows(values: FloatArray, dtype: KVDtype) -> tuple[ByteArray, FloatArray | None]:
+def widen_scales(stored: HalfArray) -> FloatArray:
+    """Return what rows are multiplied by, exactly: stored (...) -> (..., 1)."""
+    return (stored.astype(np.float32) * SCALE_UNIT)[..., None]
+
+
+def encode_rows(values: FloatArray, dtype: KVDtype) -> tuple[ByteArray, HalfArray | None]:
     """Return the stored bytes (..., head_dim * item_bytes) of float32 rows, and their scales if any."""
     values = np.ascontiguousarray(values, np.float32)
     if dtype is KVDtype.FLOAT32:
@@ -77,13 +91,13 @@ def encode_rows(values: FloatArray, dtype: KVDtype) -> tuple[ByteArray, FloatArr
     scales = row_scales(values, dtype)
     limit = np.float32(dtype.max_magnitude)
     clean = np.where(np.isnan(values), np.float32(0), values)
-    scaled = np.clip(clean / scales[..., None], -limit, limit)
+    scaled = np.clip(clean / widen_scales(scales), -limit, limit)
     if dtype is KVDtype.FP8_E4M3:
         return encode_fp8(scaled), scales
     return np.rint(scaled).astype(np.int8).view(np.uint8), scales
 
 
-def decode_rows(stored: ByteArray, scales: FloatArray | None, dtype: KVDtype) -> FloatArray:
+def decode_rows(stored: ByteArray, scales: HalfArray | None, dtype: KVDtype) -> FloatArray:
     """Undo encode_rows up to rounding: stored (..., head_dim * item_bytes) -> float32 (..., head_dim)."""
     stored = np.ascontiguousarray(stored)
     if dtype is KVDtype.FLOAT32:
@@ -94,4 +108,4 @@ def decode_rows(stored: ByteArray, scales: FloatArray | None, dtype: KVDtype) ->
         return stored.view(np.float16).astype(np.float32)
     assert scales is not None, "quantised rows carry scales"
     values = FP8_VALUES[stored] if dtype is KVDtype.FP8_E4M3 else stored.view(np.int8).astype(np.float32)
-    return values * scales[..., None]
+    return values * widen_scales(scales)

@@ -2,7 +2,8 @@
 
 The arena is an array of equal *tiles*. A tile holds one KV head of one layer of one block, K or V:
 
-    tile  = [block_size][head_dim] values, then [block_size] float32 scales (quantised types only)
+    tile  = [block_size][head_dim] values, then [block_size] fp16 scales (quantised types only), then
+            zero to seven unused scales up to the alignment
     block = [num_layers][K, V][num_kv_heads] tiles                 (contiguous: `block_bytes`)
     arena = [num_blocks] blocks                                    (contiguous: `total_bytes`)
 
@@ -21,7 +22,7 @@ import re
 from dataclasses import dataclass
 
 TILE_ALIGNMENT_BYTES = 16  # one 128-bit load, the widest a CUDA thread issues
-SCALE_BYTES = 4  # scales are float32: bf16 scales alone would add 0.4 % error to every value
+SCALE_BYTES = 2  # fp16, see codec: bf16 would move a row's largest value, which decides its scores, by 0.4 %
 
 
 class KVDtype(enum.Enum):
@@ -84,7 +85,14 @@ class KVLayout:
     @property
     def tile_bytes(self) -> int:
         """Bytes from one tile to the next."""
-        return self.tile_data_bytes + (self.block_size * SCALE_BYTES if self.dtype.is_quantised else 0)
+        return self.tile_data_bytes + self.tile_scale_bytes
+
+    @property
+    def tile_scale_bytes(self) -> int:
+        """Bytes of the scales of one tile, with what fills up the alignment; 0 for plain types."""
+        if not self.dtype.is_quantised:
+            return 0
+        return -(-self.block_size * SCALE_BYTES // TILE_ALIGNMENT_BYTES) * TILE_ALIGNMENT_BYTES
 
     @property
     def tiles_per_layer(self) -> int:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from paged_kv import codec
 from paged_kv.batch import AttentionBatch
-from paged_kv.codec import ByteArray, FloatArray
+from paged_kv.codec import ByteArray, FloatArray, HalfArray
 from paged_kv.layout import KVLayout
 
 CHECKSUM_STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: neighbouring positions differ in all bits
@@ -29,8 +29,8 @@ def _row(tile: ByteArray, layout: KVLayout, offset: int) -> ByteArray:
     return tile[offset * row_bytes : (offset + 1) * row_bytes]
 
 
-def _scales(tile: ByteArray, layout: KVLayout) -> npt.NDArray[np.float32]:
-    return tile[layout.tile_data_bytes :].view(np.float32)
+def _scales(tile: ByteArray, layout: KVLayout) -> HalfArray:
+    return tile[layout.tile_data_bytes :].view(np.float16)
 
 
 def write_rows(

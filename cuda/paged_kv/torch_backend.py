@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from paged_kv import reference
 from paged_kv.batch import AttentionBatch
-from paged_kv.codec import MAX_AMAX, MIN_AMAX
-from paged_kv.layout import KVDtype, KVLayout
+from paged_kv.codec import MAX_STORED_SCALE, MIN_STORED_SCALE, SCALE_UNIT
+from paged_kv.layout import SCALE_BYTES, KVDtype, KVLayout
 from paged_kv.memory import KVArena, check_rows
 from paged_kv.torch_plan import DecodeGroup, Prefill, StepPlan, plan_step
 
@@ -28,22 +28,24 @@ _STORED = {
 
 
 def quantise_rows(rows: torch.Tensor, dtype: KVDtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return stored bytes (uint8) and scales of rows (..., head_dim), exactly as `codec.encode_rows`."""
+    """Return stored bytes (uint8) and scales (fp16) of rows (..., head_dim), as `codec.encode_rows` does."""
     rows = rows.float()
     magnitude = torch.where(rows.isfinite(), rows, 0.0).abs()
     # A tensor divides; a Python number would be turned into its reciprocal, which rounds differently.
     limit = torch.full((), dtype.max_magnitude, device=rows.device)
-    scales = magnitude.amax(-1).clamp(float(MIN_AMAX), float(MAX_AMAX)) / limit
-    scaled = (rows.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf) / scales[..., None]).clamp(
-        -limit, limit
+    scales = (magnitude.amax(-1) / limit / float(SCALE_UNIT)).clamp(
+        float(MIN_STORED_SCALE), float(MAX_STORED_SCALE)
     )
+    scales = scales.to(torch.float16)
+    clean = rows.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    scaled = (clean / (scales.float() * float(SCALE_UNIT))[..., None]).clamp(-limit, limit)
     if dtype is KVDtype.INT8:
         scaled = scaled.round()
     return scaled.to(_STORED[dtype]).view(torch.uint8), scales
 
 
 def fp8_to_float(stored: torch.Tensor) -> torch.Tensor:
-    """Decode E4M3 bytes (uint8) to float32, times 2**-8: the caller's scale takes the factor back.
+    """Decode E4M3 bytes (uint8) to float32, times 2**-8, the unit of stored scales.
 
     An fp8 code is an fp16 number with one exponent bit and seven fraction bits fewer: moved into place it is
     the value times 2**(7 - 15), exactly, subnormals included. On a CPU this takes 0.67 ns a value, torch's
@@ -101,6 +103,8 @@ class TorchBackend:
         self._rows = tiles[:, : layout.tile_data_bytes].view(-1, layout.block_size, self._row_bytes())
         if not layout.dtype.is_quantised:
             self._rows = self._rows.view(self._stored_dtype)
+        scales_end = layout.tile_data_bytes + layout.block_size * SCALE_BYTES
+        self._scale_bytes = slice(layout.tile_data_bytes, scales_end)
         self._planned: tuple[AttentionBatch, torch.dtype, StepPlan] | None = None
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
@@ -166,11 +170,11 @@ class TorchBackend:
         if not layout.dtype.is_quantised:
             return tiles.to(dtype).view(-1, layout.head_dim)
         stored = tiles[:, : layout.tile_data_bytes]
-        scales = tiles[:, layout.tile_data_bytes :].view(torch.float32).reshape(-1, 1)
+        scales = tiles[:, self._scale_bytes].view(torch.float16).reshape(-1, 1).float()
         if layout.dtype is KVDtype.FP8_E4M3:
-            values, scales = fp8_to_float(stored), scales * 256
+            values = fp8_to_float(stored)
         else:
-            values = stored.view(torch.int8).to(torch.float32)
+            values, scales = stored.view(torch.int8).to(torch.float32), scales * float(SCALE_UNIT)
         return values.view(-1, layout.head_dim).mul_(scales).to(dtype)
 
     def _plan(self, batch: AttentionBatch, tensor: torch.Tensor) -> StepPlan:
@@ -190,11 +194,9 @@ class TorchBackend:
         return self._layout.head_dim * self._layout.dtype.item_bytes
 
     def _scales(self) -> torch.Tensor:
-        """Return (num_tiles, block_size) float32, in place."""
-        layout = self._layout
-        return self._bytes.view(layout.num_tiles, layout.tile_bytes)[:, layout.tile_data_bytes :].view(
-            torch.float32
-        )
+        """Return (num_tiles, block_size) fp16, in place."""
+        tiles = self._bytes.view(self._layout.num_tiles, self._layout.tile_bytes)
+        return tiles[:, self._scale_bytes].view(torch.float16)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """See AttentionBackend."""

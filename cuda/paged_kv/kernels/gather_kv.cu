@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(128) gather_kv(
     float values[VALUES_PER_LANE];
     Kv::unpack(load_packed<Kv>(source.items() + first), values);
     if (KV_IS_QUANTISED) {
-        const float scale = *source.scale();
+        const float scale = source.scale();
 #pragma unroll
         for (int i = 0; i < VALUES_PER_LANE; i++) values[i] *= scale;
     }

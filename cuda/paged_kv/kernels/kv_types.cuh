@@ -25,9 +25,7 @@
 #if KV_DTYPE == TYPE_BF16 || QUERY_DTYPE == TYPE_BF16
 #include <cuda_bf16.h>
 #endif
-#if KV_DTYPE == TYPE_FP16 || QUERY_DTYPE == TYPE_FP16
 #include <cuda_fp16.h>
-#endif
 
 #define FULL_WARP 0xffffffffu
 #define VALUES_PER_LANE 8
@@ -141,7 +139,9 @@ __device__ void store_values(typename Type::Item* target, const float* values) {
 // ---- places: see layout.py, which these lines repeat ----------------------------------------------------------
 
 constexpr unsigned long long TILE_DATA_BYTES = 1ull * BLOCK_SIZE * HEAD_DIM * sizeof(Kv::Item);
-constexpr unsigned long long TILE_BYTES = TILE_DATA_BYTES + (KV_IS_QUANTISED ? BLOCK_SIZE * sizeof(float) : 0);
+constexpr float SCALE_UNIT = 1.0f / 256;  // of the fp16 scales
+constexpr unsigned long long SCALE_BYTES = (BLOCK_SIZE * sizeof(unsigned short) + 15) / 16 * 16;
+constexpr unsigned long long TILE_BYTES = TILE_DATA_BYTES + (KV_IS_QUANTISED ? SCALE_BYTES : 0);
 
 struct TileRow {  // one token of one head, K or V
     unsigned char* tile;
@@ -150,7 +150,10 @@ struct TileRow {  // one token of one head, K or V
     __device__ Kv::Item* items() const {
         return reinterpret_cast<Kv::Item*>(tile) + offset * HEAD_DIM;
     }
-    __device__ float* scale() const { return reinterpret_cast<float*>(tile + TILE_DATA_BYTES) + offset; }
+    __device__ unsigned short* stored_scale() const {  // fp16, in SCALE_UNIT
+        return reinterpret_cast<unsigned short*>(tile + TILE_DATA_BYTES) + offset;
+    }
+    __device__ float scale() const { return __half2float(__ushort_as_half(*stored_scale())) * SCALE_UNIT; }
 };
 
 __device__ inline TileRow tile_row(

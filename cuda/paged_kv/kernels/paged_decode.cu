@@ -68,7 +68,7 @@ __device__ void load_rows(Rows& rows, const Context& context, int base, int end)
         const TileRow key = context.row(token, context.key_tile), value = context.row(token, context.value_tile);
         rows.keys[step] = load_packed<Kv>(key.items() + first_value());
         rows.values[step] = load_packed<Kv>(value.items() + first_value());
-        if (KV_IS_QUANTISED) rows.key_scales[step] = *key.scale(), rows.value_scales[step] = *value.scale();
+        if (KV_IS_QUANTISED) rows.key_scales[step] = key.scale(), rows.value_scales[step] = value.scale();
     }
 }
 

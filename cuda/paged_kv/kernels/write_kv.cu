@@ -6,11 +6,13 @@
 #include "kv_types.cuh"
 
 constexpr float KV_MAX_MAGNITUDE = KV_DTYPE == TYPE_INT8 ? 127.0f : 448.0f;
+constexpr float MIN_STORED_SCALE = 6.103515625e-5f, MAX_STORED_SCALE = 65504.0f;  // of codec.py
 
 __device__ bool is_finite(float value) { return fabsf(value) <= 3.402823466e38f; }  // false for NaN and infinity
 
 // Scale a row so that its largest finite value becomes the type's largest; NaN becomes 0, infinity saturates.
-__device__ void quantise(float* values, float* scale) {
+// Returns the scale as stored, fp16 in SCALE_UNIT.
+__device__ __half quantise(float* values) {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < VALUES_PER_LANE; i++) {
@@ -19,12 +21,15 @@ __device__ void quantise(float* values, float* scale) {
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, distance));
     }
-    *scale = fminf(fmaxf(largest, 1e-8f), 3e38f) / KV_MAX_MAGNITUDE;  // MIN_AMAX, MAX_AMAX of codec.py
+    const float exact = largest / KV_MAX_MAGNITUDE / SCALE_UNIT;
+    const __half stored = __float2half_rn(fminf(fmaxf(exact, MIN_STORED_SCALE), MAX_STORED_SCALE));
+    const float scale = __half2float(stored) * SCALE_UNIT;
 #pragma unroll
     for (int i = 0; i < VALUES_PER_LANE; i++) {
-        const float scaled = fminf(fmaxf(values[i] / *scale, -KV_MAX_MAGNITUDE), KV_MAX_MAGNITUDE);
+        const float scaled = fminf(fmaxf(values[i] / scale, -KV_MAX_MAGNITUDE), KV_MAX_MAGNITUDE);
         values[i] = values[i] == values[i] ? scaled : 0.0f;
     }
+    return stored;
 }
 
 extern "C" __global__ void __launch_bounds__(128) write_kv(
@@ -49,13 +54,13 @@ extern "C" __global__ void __launch_bounds__(128) write_kv(
         const Query::Item* source = is_value ? value + token * value_stride : key + token * key_stride;
         Query::unpack(load_packed<Query>(source + head * HEAD_DIM + first), values);
     }
-    float scale = 1.0f;
-    if (KV_IS_QUANTISED) quantise(values, &scale);
+    __half scale = __float2half_rn(0.0f);
+    if (KV_IS_QUANTISED) scale = quantise(values);
     if (!has_values) return;
     const long long slot = slot_mapping[token];
     const int tile_in_block = layer_tile + is_value * num_kv_heads + head;
     const TileRow target =
         tile_row(arena, slot / BLOCK_SIZE, tiles_per_block, tile_in_block, static_cast<int>(slot % BLOCK_SIZE));
     store_values<Kv>(target.items() + first, values);
-    if (KV_IS_QUANTISED && first == 0) *target.scale() = scale;
+    if (KV_IS_QUANTISED && first == 0) *target.stored_scale() = __half_as_ushort(scale);
 }
