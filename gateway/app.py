@@ -59,6 +59,7 @@ from gateway.sessions.open_store import (
     open_store,
     open_tenant_ledger,
 )
+from gateway.siblings import Siblings
 from gateway.state_metrics import state_metrics
 from gateway.values import Api, BackendId, BackendState, FleetView
 from gateway.wire.facts import FactsParser
@@ -88,13 +89,14 @@ class Gateway:
         clock: Callable[[], float] = time.monotonic,
         record_path: Path | None = None,
         sockets: Mapping[str, socket.socket] | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         """`load` reads the configuration again, for a reload; `sockets` (data, admin) are inherited ones."""
         self.config = config
         self._environ, self._clock = environ, clock
         self._sockets = dict(sockets or {})
         self.reloader: Reloader[Prepared] = Reloader(config, load=load or (lambda: config), target=self)
-        self.metrics = GatewayMetrics()
+        self._siblings, self.metrics = siblings, GatewayMetrics(siblings)
         self._recording = record_path.open("ab") if record_path is not None else None
         self.router = (
             Router(config.routing)
@@ -194,6 +196,8 @@ class Gateway:
             self.loop_lag.start()
             if self.tenant_ledger is not None:
                 self.tenant_ledger.start(self.limiter.num_in_flight)
+            if self._siblings is not None:
+                self._siblings.start(self.metrics.own_families)
             if self.config.sessions.store == "redis":
                 self.replica_link.start()
             server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
@@ -233,6 +237,8 @@ class Gateway:
             await self.tenant_ledger.close()
         await self.sessions.close()
         self.loop_lag.stop()
+        if self._siblings is not None:
+            self._siblings.stop()
         if self._recording is not None:
             self._recording.close()
 

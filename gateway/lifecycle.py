@@ -26,6 +26,7 @@ from gateway.config import Config
 from gateway.file_watch import FileWatch
 from gateway.logs import log_event
 from gateway.service_manager import notify_ready, notify_reloading, notify_stopping
+from gateway.siblings import Siblings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class Launch:
     config_path: Path | None = None
     record_path: Path | None = None
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
+    siblings: Siblings | None = None
+    """The other processes of `workers: N`."""
 
 
 def serve(config: Config, launch: Launch) -> int:
@@ -51,7 +54,11 @@ class _Process:
     def __init__(self, config: Config, launch: Launch) -> None:
         self._launch = launch
         self._gateway = Gateway(
-            config, load=launch.load, record_path=launch.record_path, sockets=launch.sockets
+            config,
+            load=launch.load,
+            record_path=launch.record_path,
+            sockets=launch.sockets,
+            siblings=launch.siblings,
         )
         self._config_watch = FileWatch(self._config_files, self._reload, interval_s=self._interval_s)
         self._certificate_watch = FileWatch(

@@ -1,4 +1,4 @@
-"""All metrics of one gateway process, in one class. `METRICS.md` lists them with their meaning.
+"""All metrics of the gateway, in one class. `METRICS.md` lists them with their meaning.
 
 Prometheus conventions: base units, `_total` for counters, bounded labels only (backend names, enums, status
 codes; never a session, prompt, path or model that a client made up). What changes per request is counted
@@ -15,6 +15,7 @@ from prometheus_client import ProcessCollector
 
 from gateway.exposition import content_type_for, render
 from gateway.series import Counter, Gauge, Histogram, Labels, Series
+from gateway.siblings import Siblings
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0, 120.0)
 INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
@@ -34,7 +35,8 @@ def status_label(status: int) -> str:
 class GatewayMetrics:
     """Counters and histograms of the request path, and the page that Prometheus reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, siblings: Siblings | None = None) -> None:
+        self._siblings = siblings
         self.requests = Counter("homing_requests", "Client requests by API and status", "api", "status")
         self.errors = Counter("homing_errors", "Requests that ended in an error", "source", "code")
         self.affinity = Counter(
@@ -101,12 +103,19 @@ class GatewayMetrics:
         )
 
     def value(self, metric: Counter, labels: Labels = ()) -> float:
-        """What one counter says now; 0 for a series that was never counted."""
-        return metric[labels]
+        """What one counter says now, over all processes; 0 for a series that was never counted."""
+        return metric[labels] + self.elsewhere(metric.name, labels)
+
+    def elsewhere(self, name: str, labels: Labels = ()) -> float:
+        """The sum of one series over the other processes of this machine."""
+        if self._siblings is None:
+            return 0.0
+        return float(sum(cells.get(labels, 0.0) for cells in self._siblings.elsewhere(name)))
 
     def totals(self, metric: Counter) -> dict[str, float]:
-        """Sums of a counter over its first label."""
-        return metric.by_first_label()
+        """Sums of a counter over its first label, over all processes."""
+        others = [] if self._siblings is None else self._siblings.elsewhere(metric.name)
+        return metric.merged(others).by_first_label()
 
     def add_state(self, source: StateSource) -> None:
         """Read these series from their owner for each page."""
@@ -119,9 +128,19 @@ class GatewayMetrics:
             for family in self._counted:
                 family.keep_backends(self._backend_ids)
 
-    def families(self) -> list[Series[Any]]:
-        """All metrics as they are now. O(series); asks no network."""
+    def own_families(self) -> list[Series[Any]]:
+        """All metrics of this process as they are now. O(series); asks no network."""
         return [*self._counted, *(family for source in self._states for family in source())]
+
+    def families(self) -> list[Series[Any]]:
+        """All metrics of this machine."""
+        own = self.own_families()
+        if self._siblings is None:
+            return own
+        whole = self._siblings.add_up(own)
+        for family in whole:
+            family.keep_backends(self._backend_ids)
+        return whole
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
         """The page in the format that the scraper accepts, and its content type."""

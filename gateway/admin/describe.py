@@ -60,7 +60,7 @@ def describe_backend(
         labels=dict(backend.labels),
         models=sorted(backend.models) if backend.models is not None else None,
         sessions=sessions.get(backend_id, 0),
-        in_flight=parts.router.in_flight(backend_id),
+        in_flight=_in_flight(parts, backend_id),
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         hit_rate=_share(cached_tokens, prompt_tokens),
@@ -74,11 +74,17 @@ def describe_backend(
     )
 
 
+def _in_flight(parts: AdminParts, backend_id: BackendId) -> int:
+    """Over all processes of this machine."""
+    elsewhere = parts.metrics.elsewhere("homing_backend_in_flight", backend_id)
+    return parts.router.in_flight(backend_id) + int(elsewhere)
+
+
 def _describe_drain(parts: AdminParts, backend_id: BackendId, sessions: Counts) -> Drain | None:
     left_s = parts.fleet.drain_left_s(backend_id)
     if left_s is None:
         return None
-    in_flight, bound = parts.router.in_flight(backend_id), sessions.get(backend_id, 0)
+    in_flight, bound = _in_flight(parts, backend_id), sessions.get(backend_id, 0)
     progress = parts.handover.progress.get(backend_id)
     return Drain(
         deadline_left_s=round(left_s, 1),

@@ -21,6 +21,7 @@ from gateway.config import Config, ConfigError, load_config, parse_config
 from gateway.lifecycle import Launch, serve
 from gateway.logs import configure_logging
 from gateway.service_manager import inherited_sockets
+from gateway.siblings import Siblings
 
 _PR_SET_PDEATHSIG = 1
 
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drain-timeout", type=float, metavar="S", help="overrides drain_timeout_s: how long SIGTERM waits"
     )
     parser.add_argument("--worker", type=int, metavar="N", help=argparse.SUPPRESS)
+    parser.add_argument("--shared-folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
         "--die-with-parent", action="store_true", help="end when the process that started this one ends"
     )
@@ -86,6 +88,7 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
         config_path=options.config,
         record_path=options.record,
         sockets=sockets,
+        siblings=None if options.shared_folder is None else Siblings(options.shared_folder, worker),
     )
     return serve(for_worker(config, worker), launch)
 

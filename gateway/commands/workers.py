@@ -2,7 +2,8 @@
 
 Each is a whole gateway. The kernel deals new connections out among them (SO_REUSEPORT); what they must agree
 on is in Redis: bindings, load, operators' orders. Each has an admin listener of its own, on consecutive
-ports, because metrics are per process; an order given at one of them reaches the others within a second.
+ports; an order given at one of them reaches the others within a second. Each shows the numbers of all (see
+`siblings`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from gateway.config import Config
 from gateway.logs import log_event
+from gateway.siblings import shared_folder
 
 RESTART_PAUSE_S = 1.0
 
@@ -43,21 +45,24 @@ async def run_workers(count: int) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    statuses = await asyncio.gather(*(_keep(worker, processes, stopping) for worker in range(count)))
-    return max(statuses)
+    with shared_folder() as folder:
+        arguments = ["--die-with-parent", "--shared-folder", str(folder)]
+        workers = [_keep(worker, arguments, processes, stopping) for worker in range(count)]
+        return max(await asyncio.gather(*workers))
 
 
 async def _keep(
-    worker: int, processes: dict[int, asyncio.subprocess.Process], stopping: asyncio.Event
+    worker: int,
+    arguments: list[str],
+    processes: dict[int, asyncio.subprocess.Process],
+    stopping: asyncio.Event,
 ) -> int:
     """Run one process until the signal. Returns its exit status; a failure at the first start is final."""
-    arguments = [sys.executable, "-m", "gateway.main", *sys.argv[1:]]
+    command = [sys.executable, "-m", "gateway.main", *sys.argv[1:], "--worker", str(worker), *arguments]
     has_lived = False
     while True:
         started_s = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            *arguments, "--worker", str(worker), "--die-with-parent", start_new_session=True
-        )
+        process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
         processes[worker] = process
         status = await process.wait()
         has_lived = has_lived or time.monotonic() - started_s > 5
