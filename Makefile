@@ -9,7 +9,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 BACKENDS ?= 2
 PORT    ?= 8000
 
-.PHONY: run venv dev test lint types imports unit bench bench-gateway bench-engine bench-routing soak gpu-check system-packages model clean help
+.PHONY: run venv dev test lint types imports unit bench bench-gateway bench-engine bench-routing soak gpu-check docs system-packages model clean help
 
 help: ## Show this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -70,6 +70,9 @@ soak: dev ## 1,500 concurrent streams for five minutes
 
 gpu-check: dev ## Kernels on a CUDA device: correctness, then timings against floors
 	@$(BIN)/python tests/gpu/gpu_check.py
+
+docs: dev ## Write docs/configuration.md from the code
+	@$(BIN)/python docs/write_reference.py
 
 clean: ## Remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .homing

@@ -44,7 +44,9 @@ class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Where clients reach the gateway."""
 
     host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` or `::` for all."""
     port: int = 8000
+    """TCP port; 0 takes a free one."""
     unix_path: str | None = None
     """Listen on this Unix socket instead of host and port."""
     tls: ListenerTls | None = None
@@ -69,6 +71,7 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     kv_capacity_tokens: int | None = None
     """KV cache size in tokens; read from the engine's metrics when absent."""
     labels: dict[str, str] = {}
+    """Names and values of your own, shown by the admin API."""
     api_key_env: str | None = None
     """Environment variable with the key sent to this backend instead of the client's."""
 
@@ -96,6 +99,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """What is logged, as JSON lines on standard error."""
 
     level: str = "info"
+    """debug, info, warning or error."""
     access: bool = True
     """One line per request, without prompts, keys or raw session ids."""
 

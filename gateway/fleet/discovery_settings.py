@@ -15,10 +15,15 @@ class DnsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     host: str
     """Name to resolve, such as `vllm-headless.models.svc.cluster.local`."""
     port: int = 8000
+    """Port of every address."""
     engine: str = "vllm"
+    """Engine kind of these backends, as in `backends`."""
     weight: float = 1.0
+    """Weight of each of them."""
     labels: dict[str, str] = {}
+    """Labels of each of them."""
     api_key_env: str | None = None
+    """Environment variable with the key sent to each of them."""
 
     def __post_init__(self) -> None:
         _require_port(self.port)
@@ -28,6 +33,7 @@ class FileSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """A YAML list of backends, each as in `backends`, read again when it changes."""
 
     path: str
+    """The file."""
 
 
 class KubernetesSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,14 +42,19 @@ class KubernetesSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     Needs a service account that may list `endpointslices` of group `discovery.k8s.io` in the namespace."""
 
     service: str
+    """Name of the Kubernetes service."""
     namespace: str | None = None
     """The gateway's own namespace when absent."""
     port: int | None = None
     """Port of the pods; the first one of the service when absent."""
     engine: str = "vllm"
+    """Engine kind of these backends, as in `backends`."""
     weight: float = 1.0
+    """Weight of each of them."""
     labels: dict[str, str] = {}
+    """Labels of each of them."""
     api_key_env: str | None = None
+    """Environment variable with the key sent to each of them."""
 
     def __post_init__(self) -> None:
         if self.port is not None:

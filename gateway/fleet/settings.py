@@ -11,6 +11,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Scrapes and drains."""
 
     scrape_limit_bytes: int = 8 * 1024 * 1024
+    """Most bytes of a metrics page or model list that are read of a backend."""
     drain_deadline_s: float = 600.0
     """Default time after which a drained backend's remaining bindings are dropped."""
     prewarm_sessions: int = 0

@@ -34,6 +34,7 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     suspect_interval_s: float = 0.25
     """Time between probes while a backend is failing or coming back."""
     probe_timeout_s: float = 1.5
+    """Longest wait for the answer to a probe."""
     unhealthy_after: int = 3
     """Consecutive failures (probes and requests together) that take a backend out."""
     request_failure_window_s: float = 30.0
@@ -43,6 +44,7 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     min_down_s: float = 1.0
     """Shortest time out; doubles with each relapse."""
     max_down_s: float = 30.0
+    """Longest time out."""
     relapse_window_s: float = 120.0
     """A backend that stayed up this long starts again from `min_down_s`."""
 

@@ -35,6 +35,7 @@ class KeyWatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """When a session key is not believed."""
 
     is_enabled: bool = True
+    """Whether keys are judged at all."""
     max_conversations_per_key: int = 16
     """A key under which more conversations than this came is a bucket, not a session."""
     unstable_share: float = 0.9

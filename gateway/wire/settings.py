@@ -39,8 +39,11 @@ class Normaliser(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """One kind of volatile text: what `pattern` matches in a system prompt is hashed as `replacement`."""
 
     name: str
+    """Name of this kind, for error messages."""
     pattern: str
+    """Regular expression over the text of a system prompt."""
     replacement: str = ""
+    """What is hashed instead."""
 
     def __post_init__(self) -> None:
         _compiles(f"normaliser {self.name!r}", self.pattern)
