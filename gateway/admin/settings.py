@@ -12,8 +12,11 @@ class AdminSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The admin API. It listens on loopback; with no token, only loopback may use it."""
 
     host: str = "127.0.0.1"
+    """Address to listen on; give it a token before you leave loopback."""
     port: int = 8001
+    """TCP port; with several worker processes each takes the next one."""
     is_enabled: bool = True
+    """Whether there is an admin listener at all."""
     tls: ListenerTls | None = None
     """Speak TLS on the admin listener; plain HTTP when absent."""
     token_env: str = "HOMING_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
