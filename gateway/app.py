@@ -27,6 +27,7 @@ from gateway.config import Config, ConfigError, Listen, key_secret
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.server import make_server
 from gateway.downstream.tls import ListenerTls, make_server_context
+from gateway.facts_reader import BodyHelper, FactsReader, ParserPlan
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.discovery_sources import make_sources
 from gateway.fleet.engine_metrics import EngineReport
@@ -62,7 +63,6 @@ from gateway.sessions.open_store import (
 from gateway.siblings import Siblings
 from gateway.state_metrics import state_metrics
 from gateway.values import Api, BackendId, BackendState, FleetView
-from gateway.wire.facts import FactsParser
 
 LEAVING_NOTICE_S = 0.2
 """How long the gateway answers `not ready` before it stops accepting, so that a balancer can notice."""
@@ -72,7 +72,7 @@ LEAVING_NOTICE_S = 0.2
 class Prepared:
     """The parts of a new configuration whose making can fail."""
 
-    parser: FactsParser
+    reader: FactsReader
     data_tls: ssl.SSLContext | None
     admin_tls: ssl.SSLContext | None
 
@@ -116,10 +116,13 @@ class Gateway:
         )
         self.pools = UpstreamPools(self.fleet, config.upstream)
         self.prober = Prober(self.fleet, self.pools, config.health, config.fleet, on_report=self._on_report)
-        self.parser = self._make_parser(config)
+        self.body_helper = BodyHelper()
+        self.reader = self._make_reader(config)
         journal_sessions = config.admin.journal_sessions if config.admin.is_enabled else 0
         self.journal = Journal(journal_sessions) if journal_sessions else None
-        self.recorder = Recorder(self.metrics, self.sessions, self.parser, _access_log(config), self.journal)
+        self.recorder = Recorder(
+            self.metrics, self.sessions, self.reader.parser, _access_log(config), self.journal
+        )
         self.handover = Handover(
             config.fleet, self.fleet, self.router, self.sessions, self.pools, clock=clock
         )
@@ -143,7 +146,7 @@ class Gateway:
         self.running = RunningRequests()
         self._proxy_parts = ProxyParts(
             config=config,
-            parser=self.parser,
+            reader=self.reader,
             sessions=self.sessions,
             router=self.router,
             fleet=self.fleet,
@@ -165,7 +168,7 @@ class Gateway:
             operator=self.operator,
             router=self.router,
             sessions=self.sessions,
-            parser=lambda: self.parser,
+            parser=lambda: self.reader.parser,
             metrics=self.metrics,
             handover=self.handover,
             pools=self.pools,
@@ -232,6 +235,7 @@ class Gateway:
         await self.handover.close()
         await self.prober.close()
         await self.recorder.close()
+        await self.body_helper.close()
         await self.pools.close()
         if self.tenant_ledger is not None:
             await self.tenant_ledger.close()
@@ -273,7 +277,7 @@ class Gateway:
         """Make what can fail. Raises ConfigError. Changes nothing."""
         self.membership.check(self.config.backends, config.backends)
         return Prepared(
-            parser=self._make_parser(config),
+            reader=self._make_reader(config),
             data_tls=_context_of("listen.tls", config.listen.tls),
             admin_tls=_context_of("admin.tls", config.admin.tls),
         )
@@ -294,7 +298,7 @@ class Gateway:
         self.fleet.reconfigure(config.health)
         self.prober.reconfigure(config.health, config.fleet)
         self.handover.reconfigure(config.fleet)
-        self.parser = prepared.parser
+        self.reader = prepared.reader
         self._swap_proxy(before, config)
         self.membership.apply(
             before.backends, config.backends, drain_deadline_s=config.fleet.drain_deadline_s
@@ -306,13 +310,17 @@ class Gateway:
         parts.key_watch.reconfigure(config.key_watch)
         parts.admission.reconfigure(config.limits)
         retries = parts.retries if config.failover == before.failover else RetryBudget(config.failover)
-        self._proxy_parts = replace(parts, config=config, parser=self.parser, retries=retries)
+        self._proxy_parts = replace(parts, config=config, reader=self.reader, retries=retries)
         self.proxy = Proxy(self._proxy_parts)
         self.front.take_over(self.proxy, config)
 
-    def _make_parser(self, config: Config) -> FactsParser:
-        secret, limit_bytes = key_secret(self._environ), config.downstream.max_body_bytes
-        return FactsParser(config.keys, secret, max_decoded_bytes=limit_bytes)
+    def _make_reader(self, config: Config) -> FactsReader:
+        plan = ParserPlan(
+            settings=config.keys,
+            secret=key_secret(self._environ),
+            max_decoded_bytes=config.downstream.max_body_bytes,
+        )
+        return FactsReader(plan, self.body_helper, inline_bytes=config.downstream.max_inline_body_bytes)
 
     def _admin_application(self) -> web.Application:
         names = self.config.admin

@@ -29,6 +29,7 @@ from gateway.downstream.body import read_body
 from gateway.downstream.relay import ClientRelay, close_response
 from gateway.downstream.tunnel import tunnel
 from gateway.errors import GatewayError, ShuttingDown, UpstreamError, UpstreamUnavailable
+from gateway.facts_reader import FactsReader
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.handover import Handover
@@ -51,7 +52,7 @@ from gateway.upstream.exchange import Exchange
 from gateway.upstream.pool import UpstreamPool
 from gateway.values import Affinity, Binding, Decision
 from gateway.wire.error_bodies import stream_error
-from gateway.wire.facts import FactsParser
+from gateway.wire.facts import ParseOptions
 from gateway.wire.headers import RequestHeads, find_header, response_headers
 from gateway.wire.routes import Route
 
@@ -64,7 +65,7 @@ class ProxyParts:
     """What a proxy is made of; built in `app`."""
 
     config: Config
-    parser: FactsParser
+    reader: FactsReader
     sessions: SessionStore
     router: Router
     fleet: Fleet
@@ -142,15 +143,13 @@ class Proxy:
 
     async def _read(self, request: web.BaseRequest, route: Route, turn: Turn) -> None:
         turn.body = await read_body(request, self._parts.config.downstream)
-        facts = self._parts.parser.parse(
-            route.api,
-            request.raw_headers,
-            turn.body,
-            tenant=turn.tenant,
-            path=route.path,
-            query=route.query,
-            content_encoding=request.headers.get("content-encoding"),
-        )
+        options: ParseOptions = {
+            "tenant": turn.tenant,
+            "path": route.path,
+            "query": route.query,
+            "content_encoding": request.headers.get("content-encoding"),
+        }
+        facts = await self._parts.reader.read(route.api, request.raw_headers, turn.body, options)
         turn.facts = self.key_watch.judge(facts)
 
     # -- 2 look up

@@ -16,6 +16,9 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     max_body_bytes: int = 67_108_864
     """Longest request body, as received (64 MiB); longer ones get 413."""
+    max_inline_body_bytes: int = 2_097_152
+    """Longest body (2 MiB) that is parsed between the events of other clients' streams, some 10 ms long; a
+    longer one, or a compressed one that may grow as long, is parsed in a helper process."""
     max_request_line_bytes: int = 32_768
     """Longest request line; a longer one gets 414."""
     max_header_field_bytes: int = 32_768
@@ -62,7 +65,7 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 raise ValueError(f"{name} must be greater than 0")
         if self.sse_keepalive_s is not None and not self.sse_keepalive_s >= 0.1:
             raise ValueError("sse_keepalive_s must be at least 0.1")
-        for name in ("max_body_bytes", "max_headers", "write_buffer_bytes"):
+        for name in ("max_body_bytes", "max_inline_body_bytes", "max_headers", "write_buffer_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.max_connections is not None and self.max_connections < 1:

@@ -14,11 +14,13 @@ from typing import Any, Final
 
 from gateway.errors import BadRequest, BodyTooLarge, UnsupportedMediaType
 
+MAX_RATIO: Final = 100
+"""By how much a body may grow when it is opened; JSON of one repeated message compresses like that."""
 _RATIO_FLOOR_BYTES: Final = 1 << 20  # small bodies may compress as well as they like
 _CHUNK_BYTES: Final = 1 << 16
 
 
-def decode_body(body: bytes, encoding: str, *, max_bytes: int, max_ratio: float = 100.0) -> bytes:
+def decode_body(body: bytes, encoding: str, *, max_bytes: int, max_ratio: float = MAX_RATIO) -> bytes:
     """Return the decoded body.
 
     Raises BadRequest (broken data, or grown beyond the ratio), BodyTooLarge, UnsupportedMediaType (an

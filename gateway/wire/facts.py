@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypedDict
 
 from gateway.errors import UnsupportedMediaType
 from gateway.values import Api, KeySource, RequestFacts, SessionKey
@@ -32,6 +32,15 @@ _CACHELESS_PATHS: Final = frozenset({"/v1/messages/count_tokens", "/v1/responses
 _BODYLESS: Final = frozenset({Api.MODELS.value, Api.OTHER.value})
 _PROMPTLESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.AUDIO.value})
 _MULTIPART_MODEL: Final = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n')
+
+
+class ParseOptions(TypedDict):
+    """The named arguments of `FactsParser.parse`, for a caller who hands them on."""
+
+    tenant: str
+    path: str
+    query: str
+    content_encoding: str | None
 
 
 class FactsParser:
@@ -129,6 +138,13 @@ class FactsParser:
         if api._value_ in _PROMPTLESS:
             return Prompt(num_bytes=len(body.text))
         return self._prompts.read(api, body, scope, wants_fingerprint=wants_fingerprint)
+
+
+def is_read_whole(api: Api, body: bytes, content_encoding: str | None) -> bool:
+    """Whether parsing takes a time that grows with the body: not where headers, or a form's end, tell all."""
+    if api._value_ in _BODYLESS:
+        return False
+    return api is not Api.AUDIO or body[:1] == b"{" or content_encoding is not None
 
 
 def _multipart_body(body: bytes) -> Body:

@@ -1,0 +1,178 @@
+"""Large bodies go through a helper process: the same facts and errors, and what happens when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import multiprocessing
+import multiprocessing.spawn
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.gateway_world import GatewayWorld
+
+from gateway.facts_reader import BodyHelper, FactsReader, ParserPlan
+from gateway.values import Api
+from gateway.wire.facts import ParseOptions
+from gateway.wire.settings import KeySettings
+
+CHAT = "/v1/chat/completions"
+PLAN = ParserPlan(settings=KeySettings(), secret=b"test secret", max_decoded_bytes=1 << 26)
+SMALL_LIMIT: dict[str, Any] = {"max_inline_body_bytes": 2_000}
+
+
+def _options(content_encoding: str | None = None) -> ParseOptions:
+    return {"tenant": "t", "path": CHAT, "query": "", "content_encoding": content_encoding}
+
+
+@pytest.fixture
+async def reader() -> AsyncIterator[FactsReader]:
+    helper = BodyHelper()
+    yield FactsReader(PLAN, helper, inline_bytes=1_000)
+    await helper.close()
+    assert multiprocessing.active_children() == []
+
+
+def _body(**fields: Any) -> bytes:
+    turns = [{"role": "user", "content": f"turn {number} " * 50} for number in range(20)]
+    return json.dumps({"model": "fake-model", "messages": turns} | fields).encode()
+
+
+async def test_facts_are_the_same_in_either_place(reader: FactsReader) -> None:
+    """Keys, prefix and sizes do not depend on where the body was parsed, plain or compressed."""
+    here = reader.parser
+    headers = [(b"X-Session-Id", b"s-1")]
+    for api in (Api.CHAT, Api.MESSAGES, Api.GENERATE):
+        body = _body(system="be brief", text="x" * 5_000)
+        there = await reader.read(api, headers, body, _options())
+        assert there == here.parse(api, headers, body, **_options())
+        compressed = await reader.read(api, [], gzip.compress(body), _options("gzip"))
+        assert compressed == here.parse(api, [], body, **_options())
+
+
+@pytest.mark.parametrize(
+    ("api", "padding", "content_encoding", "is_large"),
+    [
+        (Api.CHAT, 500, None, False),
+        (Api.CHAT, 1_000, None, True),
+        (Api.CHAT, 0, "identity", True),
+        (Api.OTHER, 1_000, None, False),
+    ],
+)
+async def test_only_what_takes_long_starts_the_process(
+    reader: FactsReader, api: Api, padding: int, content_encoding: str | None, is_large: bool
+) -> None:
+    """An encoded body is judged by the most that may come out of it, a passed-through one is not read."""
+    body = b'{"model":"m","messages":[]%b}' % (b" " * padding)
+    await reader.read(api, [], body, _options(content_encoding))
+    assert bool(multiprocessing.active_children()) is is_large
+
+
+async def test_a_large_body_is_routed_and_forwarded_as_received() -> None:
+    """Its session key works, and the backend gets every byte."""
+    async with GatewayWorld(3, downstream=SMALL_LIMIT) as world:
+        body = _body()
+        for _ in range(4):
+            answer = await world.client.post(CHAT, content=body, headers={"x-session-id": "s-1"})
+            assert answer.status_code == 200
+        small = await world.chat("s-1")
+        assert small.headers["x-homing-affinity"] == "hit"
+        assert len(world.served()) == 1
+        sent = [one.body for backend in world.backends for one in backend.requests]
+        assert sent[:4] == [body] * 4
+    assert multiprocessing.active_children() == []
+
+
+async def test_errors_of_large_bodies_are_those_of_small_ones() -> None:
+    """400 with the field, 413 for a bomb: an error crosses the process boundary whole."""
+    async with GatewayWorld(1, downstream=SMALL_LIMIT | {"max_body_bytes": 3_000_000}) as world:
+        wrong = await world.client.post(CHAT, content=_body(stream="yes"))
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "stream")
+        torn = await world.client.post(CHAT, content=_body()[:-1])
+        assert (torn.status_code, torn.json()["error"]["type"]) == (400, "invalid_request_error")
+        bomb = gzip.compress(b'{"model":"fake-model","messages":[]}' + b" " * 4_000_000)
+        refused = await world.client.post(CHAT, content=bomb, headers={"content-encoding": "gzip"})
+        assert refused.status_code == 400  # it grew more than MAX_RATIO times
+        assert not world.served()
+
+
+async def test_a_helper_that_dies_costs_one_answer() -> None:
+    """503 to who waits for it, with Retry-After; the next body starts a new one."""
+    async with GatewayWorld(1, downstream=SMALL_LIMIT) as world:
+        assert (await world.client.post(CHAT, content=_body())).status_code == 200
+        (process,) = multiprocessing.active_children()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)  # it dies with a body in its hands
+        waiting = asyncio.ensure_future(world.client.post(CHAT, content=_body()))
+        await world.wait_for(lambda: world.gateway.proxy.num_in_flight == 1)
+        os.kill(process.pid, signal.SIGKILL)
+        lost = await waiting
+        assert (lost.status_code, lost.json()["error"]["code"]) == (503, "overloaded")
+        assert lost.headers["retry-after"] == "1"
+        assert (await world.client.post(CHAT, content=_body())).status_code == 200
+        world.assert_idle()
+
+
+@pytest.fixture
+def no_process_can_be_started() -> Iterator[None]:
+    """As where the number of processes is limited: the interpreter to start cannot be found."""
+    multiprocessing.spawn.set_executable("/nonexistent/python")
+    yield
+    multiprocessing.spawn.set_executable(sys.executable)
+
+
+@pytest.mark.usefixtures("no_process_can_be_started")
+async def test_without_a_helper_bodies_are_parsed_here(reader: FactsReader) -> None:
+    """A gateway that may start no process serves large bodies all the same."""
+    here = reader.parser
+    for _ in range(2):
+        assert await reader.read(Api.CHAT, [], _body(), _options()) == here.parse(
+            Api.CHAT, [], _body(), **_options()
+        )
+
+
+OWNER = """
+import asyncio, multiprocessing, sys
+from gateway.facts_reader import BodyHelper, FactsReader, ParserPlan
+from gateway.values import Api
+from gateway.wire.settings import KeySettings
+
+async def main():
+    plan = ParserPlan(settings=KeySettings(), secret=b"s", max_decoded_bytes=1 << 20)
+    reader = FactsReader(plan, BodyHelper(), inline_bytes=1)
+    options = {"tenant": "t", "path": "", "query": "", "content_encoding": None}
+    await reader.read(Api.CHAT, [], b'{"model":"m","messages":[]}', options)
+    print(multiprocessing.active_children()[0].pid, flush=True)
+    await asyncio.Event().wait()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def test_a_gateway_that_is_killed_leaves_no_helper(tmp_path: Path) -> None:
+    """SIGTERM to the helper alone does nothing, the death of its gateway ends it."""
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, script, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.getcwd()}
+    )
+    assert owner.stdout is not None
+    pid = int(await owner.stdout.readline())
+    os.kill(pid, signal.SIGTERM)
+    assert owner.returncode is None
+    owner.kill()
+    await owner.wait()
+    async with asyncio.timeout(10):
+        while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
+            await asyncio.sleep(0.02)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
