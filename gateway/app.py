@@ -25,7 +25,7 @@ from gateway.admin.parts import AdminParts
 from gateway.admin.process_operations import describe_replica
 from gateway.config import Config, ConfigError, Listen, key_secret
 from gateway.downstream.refusal import Refusal
-from gateway.downstream.server import make_server
+from gateway.downstream.server import ClientServer, make_server
 from gateway.downstream.tls import ListenerTls, make_server_context
 from gateway.facts_reader import BodyHelper, FactsReader, ParserPlan
 from gateway.fleet.discovery import Discovery
@@ -184,6 +184,7 @@ class Gateway:
         self.loop_lag = LoopLag()
         self.metrics.add_state(lambda: state_metrics(self))
         self._runners: list[web.BaseRunner] = []
+        self._server: ClientServer | None = None
         self._listener: Listener | None = None
         self._admin_listener: Listener | None = None
         self.port = self.admin_port = 0
@@ -203,8 +204,8 @@ class Gateway:
                 self._siblings.start(self.metrics.own_families)
             if self.config.sessions.store == "redis":
                 self.replica_link.start()
-            server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
-            self._listener = await self._listen(web.ServerRunner(server), "data")
+            self._server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
+            self._listener = await self._listen(web.ServerRunner(self._server), "data")
             self.port = self._listener.port
             if self.config.admin.is_enabled:
                 runner = web.AppRunner(self._admin_application(), access_log=None)
@@ -219,6 +220,8 @@ class Gateway:
         """Leave in order: not ready, no new connections, finish what runs, then close. Idempotent."""
         timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         self.front.is_leaving = True
+        if self._server is not None:
+            self._server.leave()
         if self._listener is not None and timeout_s > 0:
             await asyncio.sleep(min(LEAVING_NOTICE_S, timeout_s))
             self._listener.stop_accepting()

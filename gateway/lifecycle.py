@@ -94,6 +94,7 @@ class _Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_stop_signal)
         loop.add_signal_handler(signal.SIGHUP, self._on_reload_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     async def _leave(self, hurry: asyncio.Event) -> None:
         """Stop in order; in haste when a second signal comes."""

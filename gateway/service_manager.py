@@ -27,16 +27,16 @@ def inherited_sockets(environ: Mapping[str, str], *, is_worker: bool) -> dict[st
     Raises ValueError for a name that is not understood or given twice.
     """
     owner = os.getppid() if is_worker else os.getpid()
-    if environ.get("LISTEN_PID") != str(owner):
-        return {}
-    sockets = {name: socket.socket(fileno=fd) for name, fd in inherited_names(environ).items()}
+    sockets = {name: socket.socket(fileno=fd) for name, fd in inherited_names(environ, owner).items()}
     for sock in sockets.values():
         sock.setblocking(False)
     return sockets
 
 
-def inherited_names(environ: Mapping[str, str]) -> dict[str, int]:
-    """Which descriptor each name stands for. Raises ValueError."""
+def inherited_names(environ: Mapping[str, str], owner: int) -> dict[str, int]:
+    """Which descriptor each name stands for, if they were given to the process `owner`. Raises ValueError."""
+    if environ.get("LISTEN_PID") != str(owner):
+        return {}
     count = int(environ.get("LISTEN_FDS") or "0")
     names = [name for name in environ.get("LISTEN_FDNAMES", "").split(":") if name]
     if not set(names) & set(NAMES):  # unnamed: systemd then gives each the name of its unit

@@ -65,11 +65,12 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.die_with_parent:
         die_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until somebody can handle it
     configure_logging(config.log.level)
     raise_descriptor_limit()
-    if config.workers > 1 and options.worker is None:
-        return asyncio.run(run_workers(config.workers))
     try:
+        if config.workers > 1 and options.worker is None:
+            return asyncio.run(run_workers(config.workers))
         return _serve(config, options)
     except (ConfigError, ValueError) as error:
         raise UsageError(str(error)) from error
@@ -83,6 +84,8 @@ def run(options: argparse.Namespace) -> int:
 def _serve(config: Config, options: argparse.Namespace) -> int:
     worker: int = options.worker or 0
     sockets = inherited_sockets(os.environ, is_worker=options.worker is not None)
+    if worker and "admin" in sockets:  # the first process has it; the others listen on ports of their own
+        sockets.pop("admin").close()
     launch = Launch(
         load=lambda: for_worker(_resolve(options), worker),
         config_path=options.config,

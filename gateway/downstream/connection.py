@@ -68,11 +68,12 @@ class Relay(Protocol):
 
 
 class OpenConnections:
-    """How many client connections one server has, and how many it may have."""
+    """What all client connections of one server have in common."""
 
     def __init__(self, limit: int) -> None:
         self.count = 0
         self.limit = limit
+        self.is_leaving = False  # each answer ends its connection, so that clients go elsewhere
 
 
 class ClientConnection(web.RequestHandler):
@@ -119,6 +120,10 @@ class ClientConnection(web.RequestHandler):
         self.relay: Relay | None = None
 
     # -- for the server
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._open.is_leaving
 
     @property
     def sse_keepalive_s(self) -> float | None:

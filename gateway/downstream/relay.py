@@ -208,7 +208,8 @@ class ClientRelay:
         self._content_length = content_length
         self._is_chunked = content_length is None and is_http11 and not self._has_bodyless_answer
         has_end = content_length is not None or self._is_chunked or self._has_bodyless_answer
-        self._keeps_alive = request.keep_alive and has_end
+        is_leaving = self._connection is not None and self._connection.is_leaving
+        self._keeps_alive = request.keep_alive and has_end and not is_leaving
         lines = b""
         if self._is_chunked:
             lines = b"transfer-encoding: chunked\r\n"

@@ -24,12 +24,22 @@ RESERVED_DESCRIPTORS = 64
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class _Server(web.Server):
+class ClientServer(web.Server):
     """Makes a `ClientConnection` for each accepted socket."""
 
-    def __init__(self, handler: Handler, make_connection: Callable[[web.Server], ClientConnection]) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        open_connections: OpenConnections,
+        make_connection: Callable[[web.Server], ClientConnection],
+    ) -> None:
         super().__init__(handler, handler_cancellation=True)
+        self._open_connections = open_connections
         self._make_connection = make_connection
+
+    def leave(self) -> None:
+        """From now on each answer says that it is the last one on its connection, and is."""
+        self._open_connections.is_leaving = True
 
     def __call__(self) -> web.RequestHandler:
         return self._make_connection(self)
@@ -40,7 +50,7 @@ def make_server(
     settings: DownstreamSettings,
     *,
     on_refusal: Callable[[Refusal], None] | None = None,
-) -> web.Server:
+) -> ClientServer:
     """A server to give to `web.ServerRunner`.
 
     `on_refusal` is told of each request that got no answer of the handler's: unparsable, or a failure.
@@ -51,7 +61,10 @@ def make_server(
         assert isinstance(connection, ClientConnection)
         connection.begin(request)
         try:
-            return await handler(request)
+            response = await handler(request)
+            if open_connections.is_leaving and isinstance(response, web.Response):
+                response.force_close()
+            return response
         finally:
             connection.end()
 
@@ -68,7 +81,7 @@ def make_server(
             **options,
         )
 
-    return _Server(handle, make_connection)
+    return ClientServer(handle, open_connections, make_connection)
 
 
 def _aiohttp_options(settings: DownstreamSettings) -> dict[str, Any]:

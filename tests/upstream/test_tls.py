@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from fakes.backend import FakeBackend, respond
+from fakes.certificates import Authority
 
 from gateway.errors import UpstreamConnectFailed, UpstreamError
 from gateway.upstream.pool import UpstreamPool
@@ -21,41 +19,16 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs o
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-@dataclass(frozen=True)
-class Certificates:
-    """One authority, a certificate of 127.0.0.1 and `engine.internal`, and one of a client."""
-
-    folder: Path
-
-    def path(self, name: str) -> str:
-        return str(self.folder / name)
-
-
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    authority = ("-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=keyCertSign")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test", *authority)
-    names = {
-        "server": "subjectAltName=IP:127.0.0.1,DNS:engine.internal",
-        "client": "subjectAltName=DNS:gateway",
-    }
-    for name, extension in names.items():
-        (folder / f"{name}.ext").write_text(extension)
-        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        signer = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
-        openssl(
-            "x509", "-req", "-in", f"{name}.csr", *signer, "-out", f"{name}.pem", "-extfile", f"{name}.ext"
-        )
-    return Certificates(folder)
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """One authority, a certificate of 127.0.0.1 and `engine.internal`, and one of a client."""
+    authority = Authority(tmp_path_factory.mktemp("certificates"))
+    authority.issue("server", "IP:127.0.0.1,DNS:engine.internal")
+    authority.issue("client", "DNS:gateway")
+    return authority
 
 
-def server_context(certificates: Certificates, *, wants_client: bool = False) -> ssl.SSLContext:
+def server_context(certificates: Authority, *, wants_client: bool = False) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.path("server.pem"), certificates.path("server.key"))
     if wants_client:
@@ -65,7 +38,7 @@ def server_context(certificates: Certificates, *, wants_client: bool = False) ->
 
 
 @pytest.fixture
-async def backend(certificates: Certificates) -> AsyncIterator[FakeBackend]:
+async def backend(certificates: Authority) -> AsyncIterator[FakeBackend]:
     async with FakeBackend(ssl=server_context(certificates), default=respond(b"secret")) as started:
         yield started
 
@@ -82,7 +55,7 @@ async def call(backend: FakeBackend, tls: TlsSettings, base_url: str | None = No
         await pool.close()
 
 
-async def test_own_authority_is_trusted(backend: FakeBackend, certificates: Certificates) -> None:
+async def test_own_authority_is_trusted(backend: FakeBackend, certificates: Authority) -> None:
     """`ca_file` names whom to trust; the connection is kept and reused."""
     assert await call(backend, TlsSettings(ca_file=certificates.path("ca.pem"))) == b"secret"
 
@@ -99,7 +72,7 @@ async def test_verification_can_be_switched_off(backend: FakeBackend) -> None:
     assert await call(backend, TlsSettings(verify=False)) == b"secret"
 
 
-async def test_wrong_name_is_refused(backend: FakeBackend, certificates: Certificates) -> None:
+async def test_wrong_name_is_refused(backend: FakeBackend, certificates: Authority) -> None:
     """The certificate must be for the name we ask for, which `server_name` may change."""
     ca_file = certificates.path("ca.pem")
     with pytest.raises(UpstreamConnectFailed, match="certificate refused"):
@@ -107,7 +80,7 @@ async def test_wrong_name_is_refused(backend: FakeBackend, certificates: Certifi
     assert await call(backend, TlsSettings(ca_file=ca_file, server_name="engine.internal")) == b"secret"
 
 
-async def test_client_certificate(certificates: Certificates) -> None:
+async def test_client_certificate(certificates: Authority) -> None:
     """A backend that asks for our certificate gets it; without one it refuses us."""
     context = server_context(certificates, wants_client=True)
     async with FakeBackend(ssl=context, default=respond(b"secret")) as backend:
@@ -130,7 +103,7 @@ async def test_missing_files_are_named(tls: TlsSettings) -> None:
         UpstreamPool("https://127.0.0.1:1", UpstreamSettings(tls=tls))
 
 
-async def test_plain_text_port_is_a_connect_failure(certificates: Certificates) -> None:
+async def test_plain_text_port_is_a_connect_failure(certificates: Authority) -> None:
     """https towards a port that speaks plain HTTP fails in the handshake, not later."""
     async with FakeBackend() as backend:
         with pytest.raises(UpstreamConnectFailed):
