@@ -62,6 +62,7 @@ from gateway.sessions.open_store import (
 )
 from gateway.siblings import Siblings
 from gateway.state_metrics import state_metrics
+from gateway.tracing import Tracing, open_tracing
 from gateway.values import Api, BackendId, BackendState, FleetView
 
 LEAVING_NOTICE_S = 0.2
@@ -144,6 +145,7 @@ class Gateway:
             timeout_s=discovery.timeout_s,
         )
         self.running = RunningRequests()
+        self._tracing = _open_tracing(config)
         self._proxy_parts = ProxyParts(
             config=config,
             reader=self.reader,
@@ -156,6 +158,7 @@ class Gateway:
             handover=self.handover,
             admission=self.admission,
             running=self.running,
+            tracing=self._tracing,
             key_watch=KeyWatch(config.key_watch),
             retries=RetryBudget(config.failover),
             limiter=self.limiter,
@@ -244,6 +247,8 @@ class Gateway:
             await self.tenant_ledger.close()
         await self.sessions.close()
         self.loop_lag.stop()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
         if self._siblings is not None:
             self._siblings.stop()
         if self._recording is not None:
@@ -379,6 +384,13 @@ class Gateway:
 
 def _access_log(config: Config) -> AccessLog | None:
     return AccessLog() if config.log.access else None
+
+
+def _open_tracing(config: Config) -> Tracing | None:
+    try:
+        return open_tracing(config.tracing)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _context_of(path: str, settings: ListenerTls | None) -> ssl.SSLContext | None:

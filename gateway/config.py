@@ -27,6 +27,7 @@ from gateway.routing.health import HealthSettings
 from gateway.routing.key_watch import KeyWatchSettings
 from gateway.routing.settings import RoutingSettings
 from gateway.sessions.settings import SessionsSettings
+from gateway.tracing import TracingSettings
 from gateway.upstream.address import parse_base_url
 from gateway.upstream.settings import UpstreamSettings
 from gateway.wire.routes import check_passthrough
@@ -126,6 +127,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     downstream: DownstreamSettings = DownstreamSettings()
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
     passthrough_paths: tuple[str, ...] = ()
     """Further paths that go to a backend as they are: `/v1/files`, or `/v1/files/*` for all below it. They
     are routed by session headers alone, and clients reach whatever an engine offers there."""

@@ -47,6 +47,7 @@ from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
 from gateway.running import RunningRequests
 from gateway.sessions.store import SessionStore
+from gateway.tracing import RawHeaders, Tracing
 from gateway.turn import Turn
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.pool import UpstreamPool
@@ -78,6 +79,7 @@ class ProxyParts:
     key_watch: KeyWatch
     retries: RetryBudget
     limiter: TenantLimiter
+    tracing: Tracing | None = None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -87,6 +89,7 @@ class Proxy:
     def __init__(self, parts: ProxyParts) -> None:
         self._parts = parts
         self._clock = parts.clock
+        self._tracing = parts.tracing
         self._failover = parts.config.failover
         self._admission = parts.admission
         self._limiter = None if parts.config.limits.per_tenant.is_unlimited else parts.limiter
@@ -105,6 +108,8 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
+        if self._tracing is not None:
+            turn.trace = self._tracing.begin(turn.api, request.method, route.path, request.raw_headers)
         try:
             self._admission.check_arrival(len(self._running))
             await self._read(request, route, turn)  # 1
@@ -220,6 +225,8 @@ class Proxy:
             exchange = await self._forward(request, turn, decision)  # 5
         except UpstreamError as error:
             self._note_failure(decision, error)
+            if turn.trace is not None:
+                turn.trace.fail_attempt(error)
             if not self._may_fail_over(turn, error):  # 6
                 raise
             self._parts.metrics.retries[error.code] += 1.0
@@ -294,11 +301,16 @@ class Proxy:
         self, request: web.BaseRequest, turn: Turn, decision: Decision, pool: UpstreamPool
     ) -> bytes:
         api_key = self._parts.fleet.api_key(decision.backend_id)
+        raw_headers: RawHeaders = request.raw_headers
+        if turn.trace is not None:
+            raw_headers = turn.trace.begin_attempt(
+                self._parts.fleet.view.get(decision.backend_id), raw_headers
+            )
         has_body = bool(turn.body) or request.method in ("POST", "PUT", "PATCH")
         return self._heads.build(
             request.method,
             pool.address.path_prefix.decode() + turn.target,
-            request.raw_headers,
+            raw_headers,
             host=pool.address.host_header.decode(),
             body_length=len(turn.body) if has_body else None,
             request_id=turn.request_id,

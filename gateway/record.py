@@ -16,6 +16,7 @@ from gateway.admin.journal import Journal
 from gateway.logs import AccessLine, AccessLog
 from gateway.metrics import GatewayMetrics, status_label
 from gateway.sessions.store import SessionStore
+from gateway.tracing import RequestTrace
 from gateway.turn import Turn
 from gateway.values import Affinity, Api, Binding, Decision
 from gateway.wire.facts import FactsParser
@@ -48,6 +49,8 @@ class Recorder:
         await self._renew(turn)
         self._remember_response(turn)
         self._count(turn, now_s)
+        if turn.trace is not None:
+            self._link_trace(turn, turn.trace, now_s)
         if self._journal is not None:
             self._journal.note(turn, now_s)
         if self.access_log is not None:
@@ -126,6 +129,17 @@ class Recorder:
         if num_recomputed > 0:
             metrics.recomputed_tokens[backend_id, _recompute_cause(turn)] += num_recomputed
 
+    def _link_trace(self, turn: Turn, trace: RequestTrace, now_s: float) -> None:
+        """End the spans, and let the buckets that this request fell into name its trace."""
+        trace.finish(turn)
+        if trace.trace_id is None:
+            return
+        metrics, wall_s = self._metrics, time.time()
+        metrics.duration.remember(now_s - turn.started_s, turn.api.value, trace.trace_id, wall_s)
+        if turn.first_token_s is not None:
+            ttft_s = turn.first_token_s - turn.started_s
+            metrics.time_to_first_token.remember(ttft_s, _turn_label(turn.binding), trace.trace_id, wall_s)
+
 
 def _known_tokens(turn: Turn, decision: Decision) -> int:
     """How much of the prompt was in some backend's cache, as far as the gateway knows."""
@@ -179,6 +193,8 @@ def _access_line(turn: Turn, now_s: float) -> AccessLine:
         line.completion_tokens = usage.completion_tokens
     if turn.error is not None:
         line.error = turn.error.code
+    if turn.trace is not None:
+        line.trace_id = turn.trace.trace_id
     return line
 
 

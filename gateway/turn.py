@@ -12,6 +12,7 @@ from gateway.errors import GatewayError
 from gateway.limits.admission import Standing
 from gateway.limits.tenant_limiter import Charge
 from gateway.observe import AnswerObserver
+from gateway.tracing import RequestTrace
 from gateway.values import Affinity, Api, BackendId, Binding, Decision, RequestFacts, Usage
 
 
@@ -48,6 +49,7 @@ class Turn:
     error: GatewayError | None = None
     is_client_gone: bool = False
     observer: AnswerObserver | None = None
+    trace: RequestTrace | None = None  # None: not traced
 
     @property
     def backend_id(self) -> BackendId | None:
