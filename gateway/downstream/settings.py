@@ -20,7 +20,7 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Longest body (2 MiB) that is parsed between the events of other clients' streams, some 10 ms long; a
     longer one, or a compressed one that may grow as long, is parsed in a helper process."""
     max_request_line_bytes: int = 32_768
-    """Longest request line; a longer one gets 414."""
+    """Longest request line; a longer one gets 431."""
     max_header_field_bytes: int = 32_768
     """Longest single header field, name and value; a longer one gets 431."""
     max_headers: int = 256
