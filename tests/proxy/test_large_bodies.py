@@ -89,6 +89,40 @@ async def test_a_large_body_is_routed_and_forwarded_as_received() -> None:
     assert multiprocessing.active_children() == []
 
 
+async def test_nobody_waits_for_a_large_body_but_its_sender() -> None:
+    """B85: while one is being parsed, as long as that takes, all others are served."""
+    async with GatewayWorld(1, downstream=SMALL_LIMIT) as world:
+        assert (await world.client.post(CHAT, content=_body())).status_code == 200
+        (process,) = multiprocessing.active_children()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        waiting = asyncio.ensure_future(world.client.post(CHAT, content=_body()))
+        await world.wait_for(lambda: world.gateway.proxy.num_in_flight == 1)
+        for _ in range(5):
+            assert (await world.chat(stream=True)).status_code == 200
+        assert not waiting.done()
+        os.kill(process.pid, signal.SIGCONT)
+        assert (await waiting).status_code == 200
+
+
+async def test_long_conversations_pass_whole() -> None:
+    """B37: 1.3 MB and 20 MB, sized and in chunks, with the default limits; 95 MB is too much."""
+    async with GatewayWorld(1) as world:
+        for num_bytes in (1_300_000, 20_000_000):
+            body = _body(padding="x" * num_bytes)
+
+            async def pieces(body: bytes = body) -> AsyncIterator[bytes]:
+                for at in range(0, len(body), 1 << 20):
+                    yield body[at : at + (1 << 20)]
+
+            for content in (body, pieces()):
+                assert (await world.client.post(CHAT, content=content)).status_code == 200
+                assert world.backends[0].requests[-1].body == body
+            world.backends[0].requests.clear()
+        refused = await world.client.post(CHAT, content=b"x" * 95_000_000)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "request_too_large")
+
+
 async def test_errors_of_large_bodies_are_those_of_small_ones() -> None:
     """400 with the field, 413 for a bomb: an error crosses the process boundary whole."""
     async with GatewayWorld(1, downstream=SMALL_LIMIT | {"max_body_bytes": 3_000_000}) as world:

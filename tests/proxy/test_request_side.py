@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fakes.backend import ReceivedRequest, raw, respond
+from fakes.backend import FakeBackend, ReceivedRequest, Turn, raw, respond
 from fakes.gateway_world import GatewayWorld
 from fakes.raw_client import RawClient, RawResponse, post
 
@@ -183,6 +183,32 @@ async def test_who_speaks_for_whom(world: GatewayWorld) -> None:
     assert request.header("x-request-id") == answer.header("x-request-id")
     names = {name for name, _ in request.headers}
     assert not [name for name in names if name.startswith(("x-homing", "x-forwarded", "x-data-parallel"))]
+
+
+async def test_a_backends_own_key_goes_with_everything() -> None:
+    """B45: on every path, multipart included, and with every probe; the client's keys stay here."""
+
+    async def guarded(turn: Turn) -> None:
+        is_known = (
+            turn.request.header("authorization") == "Bearer W" and turn.request.header("x-api-key") is None
+        )
+        models = b'{"object":"list","data":[{"id":"fake-model"}]}'
+        await respond(models if is_known else b'{"error":{}}', status=200 if is_known else 401)(turn)
+
+    async with FakeBackend(default=guarded) as backend:
+        fleet = [{"id": "b0", "url": backend.base_url, "engine": "vllm", "api_key_env": "BACKEND_KEY"}]
+        async with GatewayWorld(0, backends=fleet, environ={"BACKEND_KEY": "W"}) as world:
+            keys = {"authorization": "Bearer C", "x-api-key": "C"}
+            chat = await world.chat(headers=keys)
+            keyless = await world.chat()
+            form = await world.client.post(
+                "/v1/audio/transcriptions", data={"model": "fake-model"}, files={"file": b"x"}, headers=keys
+            )
+            asked = await world.client.get("/v1/responses/resp_1", headers=keys)
+            answers = [chat, keyless, form, asked]
+            assert [answer.status_code for answer in answers] == [200] * 4
+            assert world.state(0) == "ready"
+        assert {request.header("authorization") for request in backend.requests} == {"Bearer W"}
 
 
 # -- APIs
