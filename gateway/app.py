@@ -78,6 +78,10 @@ class Prepared:
     admin_tls: ssl.SSLContext | None
 
 
+MAX_ADMIN_LINE_BYTES = 64 * 1024
+"""Of a request line of the admin API: a query may name a session by a long id, escaped."""
+
+
 class Gateway:
     """One gateway process: `start`, serve, `stop`."""
 
@@ -211,7 +215,9 @@ class Gateway:
             self._listener = await self._listen(web.ServerRunner(self._server), "data")
             self.port = self._listener.port
             if self.config.admin.is_enabled:
-                runner = web.AppRunner(self._admin_application(), access_log=None)
+                runner = web.AppRunner(
+                    self._admin_application(), access_log=None, max_line_size=MAX_ADMIN_LINE_BYTES
+                )
                 self._admin_listener = await self._listen(runner, "admin")
                 self.admin_port = self._admin_listener.port
         except BaseException:

@@ -8,7 +8,7 @@ from gateway.admin.answers import BackendAnswer, BackendList, Status
 from gateway.admin.backend_hosts import require_allowed
 from gateway.admin.describe import describe_backend, describe_backends, describe_status
 from gateway.admin.operations import IfMatch, Operation, Reply
-from gateway.admin.orders import BackendPatch, DrainOrder
+from gateway.admin.orders import BackendName, BackendPatch, DrainOrder
 from gateway.admin.parts import AdminParts
 from gateway.config import BackendSettings, normalise_backend_url
 from gateway.errors import BadRequest, Conflict, NotFound
@@ -66,7 +66,7 @@ class FleetOperations:
         sessions = await self._parts.sessions.count_by_backend()
         return BackendList(backends=describe_backends(self._parts, sessions))
 
-    async def show_backend(self, *, name: str) -> BackendAnswer:
+    async def show_backend(self, *, name: BackendName) -> BackendAnswer:
         self._find(name)
         sessions = await self._parts.sessions.count_by_backend()
         return describe_backend(self._parts, self._find(name), sessions, self._parts.router.snapshot())
@@ -100,7 +100,7 @@ class FleetOperations:
     async def patch_backend(
         self,
         *,
-        name: str,
+        name: BackendName,
         body: BackendPatch,
         if_match: IfMatch,
     ) -> BackendAnswer:
@@ -112,11 +112,11 @@ class FleetOperations:
             await self._parts.operator.set_weight(backend.backend_id, body.weight)
         return await self.show_backend(name=name)
 
-    async def remove_backend(self, *, name: str, if_match: IfMatch) -> None:
+    async def remove_backend(self, *, name: BackendName, if_match: IfMatch) -> None:
         backend = await self._matching(name, if_match)
         await self._parts.operator.remove(backend.backend_id)
 
-    async def cordon_backend(self, *, name: str, if_match: IfMatch) -> BackendAnswer:
+    async def cordon_backend(self, *, name: BackendName, if_match: IfMatch) -> BackendAnswer:
         backend = await self._matching(name, if_match)
         await self._parts.operator.cordon(backend.backend_id)
         return await self.show_backend(name=name)
@@ -124,7 +124,7 @@ class FleetOperations:
     async def drain_backend(
         self,
         *,
-        name: str,
+        name: BackendName,
         if_match: IfMatch,
         body: DrainOrder | None = None,
     ) -> BackendAnswer:
@@ -136,7 +136,7 @@ class FleetOperations:
         await self._parts.operator.drain(backend.backend_id, deadline_s, is_until_restart=order.until_restart)
         return await self.show_backend(name=name)
 
-    async def undrain_backend(self, *, name: str, if_match: IfMatch) -> BackendAnswer:
+    async def undrain_backend(self, *, name: BackendName, if_match: IfMatch) -> BackendAnswer:
         backend = await self._matching(name, if_match)
         await self._parts.operator.undrain(backend.backend_id)
         return await self.show_backend(name=name)

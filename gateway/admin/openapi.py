@@ -14,10 +14,8 @@ import msgspec
 
 from gateway.admin.access import Problem
 from gateway.admin.operations import Operation
-from gateway.admin.orders import BackendName, SessionName
 
 _REFERENCE = "#/components/schemas/{name}"
-_PATH_TYPES: dict[str, Any] = {"/backends": BackendName, "/sessions": SessionName}
 _TITLES = {
     400: "The request cannot be understood",
     401: "No token, or an unknown one",
@@ -97,9 +95,8 @@ def _describe(
 def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[str, Any]]:
     shape = operation.shape
     parameters: list[dict[str, Any]] = []
-    for name in shape.path_names:
-        resource = "/" + operation.path.split("/")[1]
-        schema = msgspec.json.schema(_PATH_TYPES.get(resource, str))
+    for name, kind in shape.path_types.items():
+        schema = msgspec.json.schema(kind)
         parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
     if shape.query is not None:
         declared = components[shape.query.__name__]
@@ -142,7 +139,7 @@ def _responses(operation: Operation, schema_of: dict[Any, dict[str, Any]]) -> di
 def _problems_of(operation: Operation) -> set[int]:
     shape = operation.shape
     found = {401, 403, 415, *operation.problems}  # 415: a body of another type is refused even if not wanted
-    if shape.path_names:
+    if shape.path_types:
         found.add(404)
     if shape.query is not None or shape.body is not None:
         found.add(400)

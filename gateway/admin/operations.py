@@ -3,7 +3,7 @@
 The function's annotations are the contract: what they say is what is decoded, what is encoded and what
 `openapi.py` publishes, so the three cannot differ. A handler takes keyword arguments only:
 
-    names in the path      `str`
+    names in the path      `str`, perhaps with a pattern: what does not match it does not exist
     `query`                a struct of the query's parameters
     `body`                 a struct, the JSON body; `X | None` when the body may be left out
     `if_match`             `IfMatch`, the entity tags that the caller still believes in
@@ -15,17 +15,16 @@ is sent with that entity tag. Knows nothing of tokens (`access.py`) or of what t
 from __future__ import annotations
 
 import hashlib
-import inspect
 import types
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from gateway.errors import BadRequest, PreconditionFailed
+from gateway.errors import BadRequest, NotFound, PreconditionFailed
 
 T = TypeVar("T")
 Handler = Callable[..., Awaitable[object]]
@@ -57,7 +56,7 @@ class IfMatch:
 class Shape:
     """What a handler's annotations say."""
 
-    path_names: tuple[str, ...]
+    path_types: Mapping[str, Any]
     query: type[msgspec.Struct] | None
     body: type[msgspec.Struct] | None
     is_body_optional: bool
@@ -94,7 +93,9 @@ class Operation:
     async def run(self, request: web.Request) -> web.Response:
         """Decode, call, encode. Raises GatewayError."""
         shape = self.shape
-        arguments: dict[str, object] = {name: request.match_info[name] for name in shape.path_names}
+        arguments: dict[str, object] = {
+            name: _decode_name(request.match_info[name], kind) for name, kind in shape.path_types.items()
+        }
         if shape.query is not None:
             arguments["query"] = _decode_query(request, shape.query)
         if shape.body is not None:
@@ -110,7 +111,7 @@ def make_etag(*parts: object) -> str:
 
 
 def _shape_of(handler: Handler) -> Shape:
-    hints = typing.get_type_hints(handler)
+    hints = typing.get_type_hints(handler, include_extras=True)
     answer = hints.pop("return")
     if typing.get_origin(answer) is Reply:
         (answer,) = typing.get_args(answer)
@@ -119,15 +120,21 @@ def _shape_of(handler: Handler) -> Shape:
     if is_optional:
         body = next(one for one in typing.get_args(body) if one is not types.NoneType)
     special = ("body", "query", "if_match")
-    names = tuple(name for name in inspect.signature(handler).parameters if name not in special)
     return Shape(
-        path_names=names,
+        path_types={name: kind for name, kind in hints.items() if name not in special},
         query=query,
         body=body,
         is_body_optional=is_optional,
         uses_if_match="if_match" in hints,
         answer=None if answer is types.NoneType else answer,
     )
+
+
+def _decode_name(text: str, kind: Any) -> str:
+    try:
+        return str(msgspec.convert(text, type=kind))
+    except msgspec.ValidationError as error:
+        raise NotFound("there is nothing of that name: no name looks like that") from error
 
 
 def _decode_query(request: web.Request, kind: type[msgspec.Struct]) -> msgspec.Struct:

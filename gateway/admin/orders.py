@@ -11,6 +11,7 @@ from msgspec import Meta
 Weight = Annotated[float, Meta(ge=0, le=1000)]
 BackendName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 SessionName = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+PinName = Annotated[str, Meta(min_length=1, max_length=200)]
 Text = Annotated[str, Meta(max_length=256)]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 
@@ -67,7 +68,7 @@ class PinOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     backends: Annotated[list[BackendName], Meta(min_length=1, max_length=64)] | None = None
     """None: all whose engine has pins."""
-    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    name: PinName
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     prompt: str | None = None

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.admin.answers import BackendPins, Pin, PinList
 from gateway.admin.operations import Operation, Reply
-from gateway.admin.orders import PinOrder
+from gateway.admin.orders import PinName, PinOrder
 from gateway.admin.parts import AdminParts
 from gateway.errors import BadRequest, Conflict, NotFound, UpstreamError, UpstreamUnavailable
 from gateway.values import Backend, BackendId
@@ -92,7 +92,7 @@ class PinOperations:
         rows = list(await asyncio.gather(*(self._show(one) for one in targets)))
         return Reply(value=PinList(backends=rows), status=201 if any(added) else 200)
 
-    async def remove_pin(self, *, name: str) -> PinList:
+    async def remove_pin(self, *, name: PinName) -> PinList:
         backends = [
             one
             for one in self._parts.fleet.view.backends.values()

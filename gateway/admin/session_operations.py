@@ -11,7 +11,7 @@ import msgspec
 from gateway.admin.answers import SessionAnswer, SessionPage, SessionRow
 from gateway.admin.describe import describe_binding, describe_session
 from gateway.admin.operations import IfMatch, Operation
-from gateway.admin.orders import MoveOrder, SessionQuery
+from gateway.admin.orders import MoveOrder, SessionName, SessionQuery
 from gateway.admin.parts import AdminParts
 from gateway.errors import BadRequest, Conflict, GatewayError, NotFound
 from gateway.values import Api, BackendId, Binding, SessionKey
@@ -74,15 +74,15 @@ class SessionOperations:
             return SessionPage(sessions=[describe_binding(key, one) for key, one in rows], next_cursor=cursor)
         return await self._list_all(query)
 
-    async def show_session(self, *, key: str) -> SessionAnswer:
+    async def show_session(self, *, key: SessionName) -> SessionAnswer:
         return describe_session(self._parts, SessionKey(key), await self._binding(SessionKey(key)))
 
-    async def end_session(self, *, key: str, if_match: IfMatch) -> None:
+    async def end_session(self, *, key: SessionName, if_match: IfMatch) -> None:
         if if_match.header is not None:
             if_match.require(describe_binding(SessionKey(key), await self._binding(SessionKey(key))).etag())
         await self._parts.sessions.end(SessionKey(key))
 
-    async def move_session(self, *, key: str, body: MoveOrder, if_match: IfMatch) -> SessionAnswer:
+    async def move_session(self, *, key: SessionName, body: MoveOrder, if_match: IfMatch) -> SessionAnswer:
         parts, session_key = self._parts, SessionKey(key)
         backend = parts.fleet.view.get(BackendId(body.backend))
         if backend is None:

@@ -1,0 +1,91 @@
+"""`homing backends`: list them with what routing believes; add, remove, cordon, reweight."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.table import Table
+
+from gateway.commands.admin_client import AdminClient, add_admin_arguments, name_in_path, print_json
+from gateway.commands.terminal import add_row, console, count, seconds, share, state, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_admin_arguments(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (none: list)")
+    add = actions.add_parser("add", help="add a backend, or change a known one")
+    add.add_argument("url", help="http://host:port of the engine")
+    add.add_argument("--id", help="its name (default: made from host and port)")
+    add.add_argument("--engine", default="openai", help="torch, vllm, sglang, llamacpp, trtllm or openai")
+    add.add_argument("--weight", type=float, default=1.0, help="share of new sessions (default 1)")
+    remove = actions.add_parser("remove", help="take a backend out at once; its sessions move")
+    cordon = actions.add_parser("cordon", help="no new sessions; bound ones stay")
+    weight = actions.add_parser("weight", help="change a backend's share of new sessions")
+    for one in (remove, cordon, weight):
+        one.add_argument("backend")
+    weight.add_argument("weight", type=float)
+    for one in (add, remove, cordon, weight):
+        add_admin_arguments(one, is_inner=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    client = AdminClient(options.admin_url)
+    if options.action is None:
+        answer = client.get("/backends")
+        rows = answer["backends"]
+    else:
+        answer = _act(client, options)
+        rows = [] if answer is None else [answer]
+    if options.json:
+        print_json(answer)
+    elif rows or options.action is None:
+        console().print(_table(rows))
+    return 0
+
+
+def _act(client: AdminClient, options: argparse.Namespace) -> Any:
+    if options.action == "add":
+        spec = {"url": options.url, "engine": options.engine, "weight": options.weight}
+        return client.post("/backends", spec | ({"id": options.id} if options.id else {}))
+    path = f"/backends/{name_in_path(options.backend)}"
+    if options.action == "remove":
+        return client.delete(path)
+    if options.action == "cordon":
+        return client.post(f"{path}/cordon")
+    return client.patch(path, {"weight": options.weight})
+
+
+def _table(backends: list[dict[str, Any]]) -> Table:
+    found = table(
+        "backend",
+        "state",
+        "engine",
+        "url",
+        ">weight",
+        ">in-flight",
+        ">sessions",
+        ">hit rate",
+        ">prompt tokens",
+        ">wait",
+        "models",
+    )
+    for one in backends:
+        belief = one["routing"] or {}
+        add_row(
+            found,
+            [
+                one["id"],
+                state(one["state"]),
+                one["engine"],
+                one["url"],
+                f"{one['weight']:g}",
+                one["in_flight"],
+                one["sessions"],
+                share(one["hit_rate"]),
+                count(one["prompt_tokens"]),
+                seconds(belief.get("wait_s")),
+                "any" if one["models"] is None else ", ".join(one["models"]),
+            ],
+        )
+    return found

@@ -1,0 +1,117 @@
+"""`homing explain ID`: one session: where it lives, what it has cost, why it moved, where it would go now."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.table import Table
+
+from gateway.commands.admin_client import AdminClient, add_admin_arguments, print_json
+from gateway.commands.exits import CommandError, CommandFailed
+from gateway.commands.terminal import add_row, ago, console, count, plain, seconds, share, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_admin_arguments(parser)
+    parser.add_argument("id", metavar="ID", help="the client's own id, or a session key or its beginning")
+    parser.add_argument("--model", help="the model it talks to (default: try all)")
+    parser.add_argument("--tenant", default="default", help="whose it is")
+
+
+def run(options: argparse.Namespace) -> int:
+    client = AdminClient(options.admin_url)
+    key, is_raw_id = _find(client, options)
+    session = client.get(f"/sessions/{key}")
+    now = _decide_now(client, options, session) if is_raw_id else None
+    if options.json:
+        print_json({"session": session, "next_turn": now})
+        return 0
+    _show(session, now)
+    return 0
+
+
+def _find(client: AdminClient, options: argparse.Namespace) -> tuple[str, bool]:
+    """The key, and whether it was found by the client's own id. Raises CommandFailed."""
+    found = client.get("/sessions", session_id=options.id, model=options.model, tenant=options.tenant)
+    if found["sessions"]:
+        return str(found["sessions"][0]["key"]), True
+    text = options.id.lower()
+    if 4 <= len(text) <= 32 and not text.strip("0123456789abcdef"):
+        found = client.get("/sessions", key=text)
+        if found["sessions"]:
+            return str(found["sessions"][0]["key"]), False
+    raise CommandFailed(
+        f"no session {options.id!r} is bound. It may have ended; --model and --tenant must be those of its "
+        "requests, and a key's beginning is known only to the replica that served it."
+    )
+
+
+def _decide_now(client: AdminClient, options: argparse.Namespace, session: dict[str, Any]) -> Any:
+    """A dry run of its next turn, if the gateway can decide one."""
+    story = session["story"] or {}
+    model = options.model or story.get("model")
+    body = {"model": model or "", "messages": [{"role": "user", "content": "?"}]}
+    question = {"headers": {"x-session-id": options.id}, "body": body, "tenant": options.tenant}
+    try:
+        return client.post("/route", question)
+    except CommandError:  # no backend now, or an unknown model: the story stands without it
+        return None
+
+
+def _show(session: dict[str, Any], now: dict[str, Any] | None) -> None:
+    out, story = console(), session["story"]
+    facts = table("session", session["key"])
+    add_row(facts, ["home", f"{session['backend']} (epoch {session['epoch']}, binding {session['version']})"])
+    add_row(facts, ["turns", session["turns"]])
+    add_row(facts, ["context", f"{count(session['context_tokens'])} tokens"])
+    if story is not None:
+        add_row(facts, ["key from", story["key_source"]])
+        add_row(facts, ["model", story["model"]])
+        add_row(facts, ["hit rate", f"{share(story['hit_rate'])} of {count(story['prompt_tokens'])} tokens"])
+        add_row(facts, ["last seen", ago(story["last_seen_wall_s"])])
+    if now is not None:
+        add_row(facts, ["next turn", f"{now['backend']}: {now['affinity']} ({now['reason']})"])
+    out.print(facts)
+    if story is None:
+        out.print(plain("\nThis replica has not served it lately, so it knows no moves and turns."))
+        return
+    if story["moves"]:
+        out.print("", _moves(story["moves"]))
+    out.print("", _turns(story["last_turns"]))
+
+
+def _moves(moves: list[dict[str, Any]]) -> Table:
+    found = table("when", "from", "to", "why", title="moves")
+    for one in moves:
+        add_row(found, [ago(one["at_wall_s"]), one["before"], one["after"], one["reason"]])
+    return found
+
+
+def _turns(turns: list[dict[str, Any]]) -> Table:
+    found = table(
+        "when",
+        "backend",
+        "affinity",
+        "why",
+        ">prompt",
+        ">cached",
+        ">first token",
+        ">status",
+        title="last turns",
+    )
+    for one in turns:
+        add_row(
+            found,
+            [
+                ago(one["at_wall_s"]),
+                one["backend"],
+                one["affinity"],
+                one["reason"],
+                count(one["prompt_tokens"]),
+                count(one["cached_tokens"]),
+                seconds(one["ttft_s"]),
+                one["status"],
+            ],
+        )
+    return found

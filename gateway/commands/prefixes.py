@@ -1,0 +1,61 @@
+"""`homing prefixes`: the hottest prompt groups, who holds them, and what is pinned."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.table import Table
+
+from gateway.commands.admin_client import AdminClient, add_admin_arguments, print_json
+from gateway.commands.terminal import add_row, ago, console, count, share, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_admin_arguments(parser)
+    parser.add_argument("--limit", type=int, default=20, help="how many groups (default 20)")
+
+
+def run(options: argparse.Namespace) -> int:
+    client = AdminClient(options.admin_url)
+    groups = client.get("/prompt-groups", limit=options.limit)["groups"]
+    pins = client.get("/pins")["backends"]
+    if options.json:
+        print_json({"groups": groups, "pins": pins})
+    else:
+        console().print(_groups(groups), "", pin_table(pins))
+    return 0
+
+
+def _groups(groups: list[dict[str, Any]]) -> Table:
+    found = table(
+        "prompt group", "model", ">lately", ">requests", ">hit rate", ">tokens", "last seen", "held by"
+    )
+    for one in groups:
+        add_row(
+            found,
+            [
+                one["key"][:12],
+                one["model"],
+                f"{one['recent_requests']:.0f}",
+                count(one["requests"]),
+                share(one["hit_rate"]),
+                count(one["prefix_tokens"]),
+                ago(one["last_seen_wall_s"]),
+                ", ".join(holder["backend"] for holder in one["holders"]),
+            ],
+        )
+    return found
+
+
+def pin_table(backends: list[dict[str, Any]]) -> Table:
+    """Every pin of every backend, and the backends that have none to tell."""
+    found = table("backend", "pin", "state", ">pinned tokens", ">of", ">priority", title="pins")
+    for one in backends:
+        for pin in one["pins"]:
+            cells = [one["backend"], pin["name"] or pin["id"], pin["state"]]
+            tokens = [count(pin["pinned_tokens"]), count(pin["num_tokens"])]
+            add_row(found, [*cells, *tokens, pin["priority"]])
+        if not one["pins"]:
+            add_row(found, [one["backend"], None, one["problem"] or "no pins", None, None, None])
+    return found

@@ -1,0 +1,78 @@
+"""`homing what-if`: how many sessions and tokens a change of the fleet would move, without making it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.table import Table
+
+from gateway.commands.admin_client import AdminClient, add_admin_arguments, print_json
+from gateway.commands.exits import UsageError
+from gateway.commands.terminal import add_row, console, count, plain, share, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_admin_arguments(parser)
+    parser.add_argument(
+        "--add", action="append", default=[], metavar="NAME[=WEIGHT]", help="a backend more, may be repeated"
+    )
+    parser.add_argument("--remove", action="append", default=[], metavar="NAME", help="a backend less")
+    parser.add_argument(
+        "--weight", action="append", default=[], metavar="NAME=WEIGHT", help="another share for a backend"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    if not (options.add or options.remove or options.weight):
+        raise UsageError("say what would change: --add, --remove or --weight")
+    question = {
+        "add": [dict(zip(("id", "weight"), _pair(one, 1.0), strict=True)) for one in options.add],
+        "remove": options.remove,
+        "reweight": dict(_pair(one, None) for one in options.weight),
+    }
+    answer = AdminClient(options.admin_url).post("/what-if", question)
+    if options.json:
+        print_json(answer)
+    else:
+        console().print(_table(answer["backends"]), "", plain(_words(answer)))
+    return 0
+
+
+def _pair(text: str, default: float | None) -> tuple[str, float]:
+    name, has_weight, weight = text.partition("=")
+    if not has_weight and default is not None:
+        return name, default
+    try:
+        return name, float(weight)
+    except ValueError:
+        raise UsageError(f"{text!r} is not NAME=WEIGHT, with a number for the weight") from None
+
+
+def _table(backends: list[dict[str, Any]]) -> Table:
+    found = table("backend", ">weight", ">→", ">new sessions", ">→", ">bound sessions", ">→", ">tokens", ">→")
+    for one in backends:
+        add_row(
+            found,
+            [
+                one["id"],
+                one["weight_before"],
+                one["weight_after"],
+                share(one["ring_share_before"]),
+                share(one["ring_share_after"]),
+                count(one["sessions_before"]),
+                count(one["sessions_after"]),
+                count(one["tokens_before"]),
+                count(one["tokens_after"]),
+            ],
+        )
+    return found
+
+
+def _words(answer: dict[str, Any]) -> str:
+    sampled = " (counted on a sample)" if answer["is_sampled"] else ""
+    return (
+        f"{share(answer['new_sessions_moved_share'])} of new sessions would begin elsewhere; "
+        f"{answer['sessions_moved']} of {answer['sessions']} bound sessions would move and recompute "
+        f"{count(answer['tokens_moved'])} of {count(answer['tokens'])} tokens{sampled}"
+    )
