@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,83 +17,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from fakes.running_fleet import ROOT, START_TIMEOUT_S, RunningFleet, free_ports
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
-ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 90.0
 pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("up")]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-class Fleet:
-    """One `homing up` process."""
-
-    def __init__(self, model: Path, run_dir: Path, num_backends: int = 2) -> None:
-        self.port, self.admin_port, self.worker_port = free_ports(3)
-        self.run_dir = run_dir
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "gateway.main", "up", "--backends", str(num_backends)),
-                *("--port", str(self.port), "--admin-port", str(self.admin_port)),
-                *("--worker-port", str(self.worker_port), "--model", str(model), "--run-dir", str(run_dir)),
-                "--worker-args=--kv-memory 64MiB --dtype fp32 --served-model-name tiny",
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        self.shown = ""
-        self.wait_up()
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def wait_up(self) -> None:
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while "Stop with Ctrl-C" not in self.shown:
-            line = self.process.stdout.readline()
-            assert line or self.process.poll() is None, self.shown
-            assert time.monotonic() < deadline, self.shown
-            self.shown += line
-
-    def status(self) -> dict[str, Any]:
-        answer = httpx.get(f"http://127.0.0.1:{self.admin_port}/admin/v1/status", timeout=5)
-        return {one["id"]: one for one in answer.json()["backends"]}
-
-    def worker_pid(self, number: int) -> int:
-        for child in psutil.Process(self.process.pid).children():
-            command = child.cmdline()
-            if "engine_adapter.server" in command and self.worker_ports[number] in command:
-                return child.pid
-        raise AssertionError(f"no worker {number}")
-
-    @property
-    def worker_ports(self) -> list[str]:
-        return [one["url"].rpartition(":")[2] for one in self.status().values()]
-
-    def interrupt(self) -> float:
-        """Ctrl-C; returns the seconds until it has ended."""
-        started = time.monotonic()
-        self.process.send_signal(signal.SIGINT)
-        self.process.communicate(timeout=30)
-        return time.monotonic() - started
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    started = Fleet(model, tmp_path_factory.mktemp("run"))
+def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    started = RunningFleet(model, tmp_path_factory.mktemp("run"))
     yield started
     if started.process.poll() is None:
         started.kill()
@@ -141,7 +67,7 @@ def cached_tokens(response: httpx.Response) -> int:
     return count
 
 
-async def test_turns_come_home_and_find_their_history(fleet: Fleet) -> None:
+async def test_turns_come_home_and_find_their_history(fleet: RunningFleet) -> None:
     """Turns 2 to 6 land on the first turn's backend, and their cached tokens grow with the history."""
     async with httpx.AsyncClient(base_url=fleet.base_url, timeout=60) as client:
         turns = await play(client, "alice", 6)
@@ -153,7 +79,7 @@ async def test_turns_come_home_and_find_their_history(fleet: Fleet) -> None:
         assert all(later > earlier for earlier, later in itertools.pairwise(counts))
 
 
-async def test_a_shared_system_prompt_is_found_by_the_next_session(fleet: Fleet) -> None:
+async def test_a_shared_system_prompt_is_found_by_the_next_session(fleet: RunningFleet) -> None:
     """Another session without history finds the system prompt cached when it lands where it was computed."""
     async with httpx.AsyncClient(base_url=fleet.base_url, timeout=60) as client:
         first = {}
@@ -163,7 +89,9 @@ async def test_a_shared_system_prompt_is_found_by_the_next_session(fleet: Fleet)
         assert any(count > 0 for counts in first.values() for count in counts[1:])
 
 
-async def test_twenty_sessions_at_once_all_come_home_with_the_right_words(fleet: Fleet, model: Path) -> None:
+async def test_twenty_sessions_at_once_all_come_home_with_the_right_words(
+    fleet: RunningFleet, model: Path
+) -> None:
     """20 × 4 turns: every later turn at home, no error; and each answer equals one computed without reuse."""
     async with httpx.AsyncClient(base_url=fleet.base_url, timeout=120) as client:
         played = await asyncio.gather(*(play(client, f"user-{number}", 4) for number in range(20)))
@@ -211,7 +139,7 @@ async def wait_ready(client: httpx.AsyncClient) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_killed_worker_costs_no_client_an_error(fleet: Fleet) -> None:
+async def test_a_killed_worker_costs_no_client_an_error(fleet: RunningFleet) -> None:
     """kill -9 during load: nobody sees an error; the worker comes back and pulls no session home."""
     async with httpx.AsyncClient(base_url=fleet.base_url, timeout=120) as client:
         go_on = asyncio.Event()
@@ -230,7 +158,7 @@ async def test_a_killed_worker_costs_no_client_an_error(fleet: Fleet) -> None:
             assert now.headers["x-homing-backend"] == last
 
 
-async def wait_for_restart(fleet: Fleet, epoch: int) -> None:
+async def wait_for_restart(fleet: RunningFleet, epoch: int) -> None:
     async with asyncio.timeout(START_TIMEOUT_S):
         while True:
             worker = (await asyncio.to_thread(fleet.status))["worker-0"]
@@ -239,7 +167,7 @@ async def wait_for_restart(fleet: Fleet, epoch: int) -> None:
             await asyncio.sleep(0.2)
 
 
-def test_status_shows_the_fleet(fleet: Fleet) -> None:
+def test_status_shows_the_fleet(fleet: RunningFleet) -> None:
     """`homing status` is a table; --json is the API's answer."""
     command = [sys.executable, "-m", "gateway.main", "status"]
     environ = {**os.environ, "HOMING_ADMIN_URL": f"http://127.0.0.1:{fleet.admin_port}", "COLUMNS": "120"}
@@ -252,7 +180,7 @@ def test_status_shows_the_fleet(fleet: Fleet) -> None:
     assert blocks["used"] + blocks["cached"] + blocks["pinned"] + blocks["free"] > 0
 
 
-def test_ctrl_c_stops_everything(fleet: Fleet) -> None:
+def test_ctrl_c_stops_everything(fleet: RunningFleet) -> None:
     """Within seconds, with status 0, leaving no process. Runs last: it takes the fleet down."""
     children = psutil.Process(fleet.process.pid).children(recursive=True)
     assert len(children) == 3
@@ -264,7 +192,7 @@ def test_ctrl_c_stops_everything(fleet: Fleet) -> None:
 
 def test_killing_the_supervisor_leaves_no_orphans(model: Path, tmp_path: Path) -> None:
     """kill -9 of `homing up` itself: the kernel ends its children."""
-    fleet = Fleet(model, tmp_path / "run", num_backends=1)
+    fleet = RunningFleet(model, tmp_path / "run", num_backends=1)
     children = psutil.Process(fleet.process.pid).children(recursive=True)
     fleet.kill()
     _, alive = psutil.wait_procs(children, timeout=15)
