@@ -23,6 +23,7 @@ from gateway.admin.api import AdminApi
 from gateway.admin.journal import Journal
 from gateway.admin.parts import AdminParts
 from gateway.admin.process_operations import describe_replica
+from gateway.authentication import Authentication
 from gateway.config import Config, ConfigError, Listen, key_secret
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.server import ClientServer, make_server
@@ -37,6 +38,7 @@ from gateway.fleet.prober import Prober
 from gateway.fleet.registry import Fleet, StateChange
 from gateway.front import Front
 from gateway.handover import Handover
+from gateway.intake import Intake
 from gateway.limits.admission import Admission
 from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.listeners import Listener, open_tcp_sockets, open_unix_socket
@@ -62,6 +64,7 @@ from gateway.sessions.open_store import (
 )
 from gateway.siblings import Siblings
 from gateway.state_metrics import state_metrics
+from gateway.tenants.directory import Directory
 from gateway.tracing import Tracing, open_tracing
 from gateway.values import Api, BackendId, BackendState, FleetView
 
@@ -74,6 +77,7 @@ class Prepared:
     """The parts of a new configuration whose making can fail."""
 
     reader: FactsReader
+    directory: Directory
     data_tls: ssl.SSLContext | None
     admin_tls: ssl.SSLContext | None
 
@@ -134,7 +138,6 @@ class Gateway:
         self.admission = Admission(config.limits, clock=clock)
         self.tenant_ledger = open_tenant_ledger(self.sessions, clock=clock)
         self.limiter = TenantLimiter(
-            lambda _: self.config.limits.per_tenant,
             max_tenants=config.limits.max_tenants_tracked,
             clock=clock,
             shared=self.tenant_ledger,
@@ -148,11 +151,13 @@ class Gateway:
             interval_s=discovery.interval_s,
             timeout_s=discovery.timeout_s,
         )
+        self.key_watch = KeyWatch(config.key_watch)
+        self.authentication = Authentication(config, self.sessions, clock=clock, environ=environ)
         self.running = RunningRequests()
         self._tracing = _open_tracing(config)
         self._proxy_parts = ProxyParts(
             config=config,
-            reader=self.reader,
+            intake=self._make_intake(config),
             sessions=self.sessions,
             router=self.router,
             fleet=self.fleet,
@@ -163,9 +168,7 @@ class Gateway:
             admission=self.admission,
             running=self.running,
             tracing=self._tracing,
-            key_watch=KeyWatch(config.key_watch),
             retries=RetryBudget(config.failover),
-            limiter=self.limiter,
             clock=clock,
         )
         self.proxy = Proxy(self._proxy_parts)
@@ -205,6 +208,7 @@ class Gateway:
             self.membership.apply((), self.config.backends)
             self.discovery.start()
             self.loop_lag.start()
+            self.authentication.start()
             if self.tenant_ledger is not None:
                 self.tenant_ledger.start(self.limiter.num_in_flight)
             if self._siblings is not None:
@@ -249,6 +253,7 @@ class Gateway:
         await self.recorder.close()
         await self.body_helper.close()
         await self.pools.close()
+        await self.authentication.close()
         if self.tenant_ledger is not None:
             await self.tenant_ledger.close()
         await self.sessions.close()
@@ -292,6 +297,7 @@ class Gateway:
         self.membership.check(self.config.backends, config.backends)
         return Prepared(
             reader=self._make_reader(config),
+            directory=self.authentication.make_directory(config),
             data_tls=_context_of("listen.tls", config.listen.tls),
             admin_tls=_context_of("admin.tls", config.admin.tls),
         )
@@ -302,6 +308,7 @@ class Gateway:
             await self._listener.serve(prepared.data_tls)
         if self._admin_listener is not None:
             await self._admin_listener.serve(prepared.admin_tls)
+        self.authentication.take_over(prepared.directory)  # keys may have changed where options have not
         if config == self.config:
             return
         before, self.config = self.config, config
@@ -321,12 +328,22 @@ class Gateway:
     def _swap_proxy(self, before: Config, config: Config) -> None:
         """Requests under way stay with the old proxy; both count and remember in the same places."""
         parts = self._proxy_parts
-        parts.key_watch.reconfigure(config.key_watch)
+        self.key_watch.reconfigure(config.key_watch)
         parts.admission.reconfigure(config.limits)
         retries = parts.retries if config.failover == before.failover else RetryBudget(config.failover)
-        self._proxy_parts = replace(parts, config=config, reader=self.reader, retries=retries)
+        self._proxy_parts = replace(parts, config=config, intake=self._make_intake(config), retries=retries)
         self.proxy = Proxy(self._proxy_parts)
         self.front.take_over(self.proxy, config)
+
+    def _make_intake(self, config: Config) -> Intake:
+        return Intake(
+            config,
+            reader=self.reader,
+            key_watch=self.key_watch,
+            gatekeeper=self.authentication.gatekeeper,
+            limiter=self.limiter,
+            store_deadline=self.sessions.deadline,
+        )
 
     def _make_reader(self, config: Config) -> FactsReader:
         plan = ParserPlan(

@@ -27,6 +27,7 @@ from gateway.routing.health import HealthSettings
 from gateway.routing.key_watch import KeyWatchSettings
 from gateway.routing.settings import RoutingSettings
 from gateway.sessions.settings import SessionsSettings
+from gateway.tenants.settings import AuthenticationSettings, TenantSettings, must_authenticate
 from gateway.tracing import TracingSettings
 from gateway.upstream.address import parse_base_url
 from gateway.upstream.settings import UpstreamSettings
@@ -126,6 +127,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     upstream: UpstreamSettings = UpstreamSettings()
     downstream: DownstreamSettings = DownstreamSettings()
     limits: LimitSettings = LimitSettings()
+    authentication: AuthenticationSettings = AuthenticationSettings()
+    tenants: tuple[TenantSettings, ...] = ()
+    """Who may use this gateway; with none, and no other way to prove who one is, everybody may."""
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
     passthrough_paths: tuple[str, ...] = ()
@@ -150,12 +154,21 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 raise ValueError(f"backends {seen_urls[url]!r} and {backend.backend_id!r} have the same url")
             seen_ids.add(backend.backend_id)
             seen_urls[url] = backend.backend_id
+        if self.authentication.keys_in_redis and self.sessions.store != "redis":
+            raise ValueError("authentication.keys_in_redis needs sessions.store: redis")
         if self.workers < 1:
             raise ValueError("workers must be at least 1")
         if self.workers > 1 and self.sessions.store != "redis":
             raise ValueError("workers above 1 need a session table they can share: set sessions.store: redis")
         if self.workers > 1 and self.listen.unix_path is not None:
             raise ValueError("workers above 1 share a TCP port: listen.unix_path takes one process")
+
+    @property
+    def passes_client_credentials(self) -> bool:
+        """Whether credentials of clients go on to backends; where we ask for none, they are for them."""
+        return self.authentication.passes_client_key or not must_authenticate(
+            self.tenants, self.authentication
+        )
 
 
 def normalise_backend_url(url: str) -> str:

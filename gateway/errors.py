@@ -45,6 +45,14 @@ class Unauthorized(GatewayError):
     source = "downstream"
 
 
+class CannotAuthenticate(GatewayError):
+    """Credentials cannot be checked now: who knows them is away. They may be right."""
+
+    status = 503
+    code = "authentication_unavailable"
+    error_type = "overloaded_error"
+
+
 class Forbidden(GatewayError):
     status = 403
     code = "permission_denied"

@@ -23,6 +23,7 @@ from gateway.errors import GatewayError, ModelNotFound, NoBackend
 from gateway.fleet.registry import Fleet
 from gateway.metrics import GatewayMetrics
 from gateway.proxy import Proxy
+from gateway.tenants.tenant import Tenant
 from gateway.turn import Turn
 from gateway.values import Api
 from gateway.wire.error_bodies import error_response
@@ -57,7 +58,6 @@ class Front:
             "/ready": self._ready,
             "/readyz": self._ready,
             "/metrics": self._render_metrics,
-            "/v1/models": self._list_models,
         }
 
     def take_over(self, proxy: Proxy, config: Config) -> None:
@@ -83,7 +83,7 @@ class Front:
             route = self._routes.match(request.method, request.raw_path)
             api = route.api
             if api is Api.MODELS:
-                return self._show_model(route) if route.path != "/v1/models" else self._list_models(request)
+                return self._answer_models(route, await self._proxy.intake.tenant_of(request))
             turn = Turn(request_id=request_id, api=api, target=route.target, started_s=self._clock())
             if self._cors is not None:
                 turn.cors_headers = _encoded(self._cors.answer_headers(request.headers.get("origin")))
@@ -152,17 +152,15 @@ class Front:
         body, content_type = self._metrics.page(request.headers.get("accept", ""))
         return web.Response(body=body, headers={"content-type": content_type})
 
-    def _list_models(self, request: web.BaseRequest) -> web.Response:
+    def _answer_models(self, route: Route, tenant: Tenant) -> web.Response:
         """The union of what the reachable backends serve; one that is down never breaks the list."""
-        if not any(backend.state.is_routable for backend in self._fleet.view.backends.values()):
-            return self._refuse(
-                Api.MODELS, NoBackend("no backend is ready", retry_after_s=1), self._new_request_id()
-            )
-        return _json({"object": "list", "data": [_model_card(model) for model in sorted(self._models())]})
-
-    def _show_model(self, route: Route) -> web.Response:
+        models = {model for model in self._models() if tenant.may_use(model)}
+        if route.path == "/v1/models":
+            if not any(backend.state.is_routable for backend in self._fleet.view.backends.values()):
+                raise NoBackend("no backend is ready", retry_after_s=1)
+            return _json({"object": "list", "data": [_model_card(model) for model in sorted(models)]})
         model = route.path.removeprefix("/v1/models/")
-        if model not in self._models():
+        if model not in models:
             raise ModelNotFound(f"The model `{model}` does not exist on any backend.", param="model")
         return _json(_model_card(model))
 

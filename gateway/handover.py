@@ -91,8 +91,8 @@ class Handover:
         if key is None or not turn.facts.sets_binding or turn.api not in _REPLAYABLE:
             return
         self._forget(key)
-        self._last[key] = _LastRequest(facts=turn.facts, target=turn.target, body=turn.body)
-        self._num_bytes += len(turn.body)
+        self._last[key] = _LastRequest(facts=turn.facts, target=turn.target, body=turn.sent_body)
+        self._num_bytes += len(turn.sent_body)
         while self._num_bytes > self._settings.prewarm_memory_bytes:
             self._forget(next(iter(self._last)))
 

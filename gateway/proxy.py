@@ -25,24 +25,20 @@ from typing import cast
 from aiohttp import web
 
 from gateway.config import Config
-from gateway.downstream.body import read_body
 from gateway.downstream.relay import ClientRelay, close_response
 from gateway.downstream.tunnel import tunnel
 from gateway.errors import GatewayError, ShuttingDown, UpstreamError, UpstreamUnavailable
-from gateway.facts_reader import FactsReader
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.handover import Handover
+from gateway.intake import Intake
 from gateway.limits.admission import Admission, Standing
-from gateway.limits.allowance import estimated_tokens
 from gateway.limits.rests import parse_retry_after
-from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.metrics import GatewayMetrics
 from gateway.observe import AnswerObserver
 from gateway.record import CLIENT_CLOSED_REQUEST, Recorder
 from gateway.routing.failover import RetryBudget, may_try_another
 from gateway.routing.health import Outcome, outcome_of_status
-from gateway.routing.key_watch import KeyWatch
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
 from gateway.running import RunningRequests
@@ -52,8 +48,8 @@ from gateway.turn import Turn
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.pool import UpstreamPool
 from gateway.values import Affinity, Binding, Decision
+from gateway.wire.cache_salt import SALTED_ENGINES, with_cache_salt
 from gateway.wire.error_bodies import stream_error
-from gateway.wire.facts import ParseOptions
 from gateway.wire.headers import RequestHeads, find_header, response_headers
 from gateway.wire.routes import Route
 
@@ -66,7 +62,7 @@ class ProxyParts:
     """What a proxy is made of; built in `app`."""
 
     config: Config
-    reader: FactsReader
+    intake: Intake
     sessions: SessionStore
     router: Router
     fleet: Fleet
@@ -76,9 +72,7 @@ class ProxyParts:
     handover: Handover
     admission: Admission
     running: RunningRequests
-    key_watch: KeyWatch
     retries: RetryBudget
-    limiter: TenantLimiter
     tracing: Tracing | None = None
     clock: Callable[[], float] = time.monotonic
 
@@ -92,10 +86,11 @@ class Proxy:
         self._tracing = parts.tracing
         self._failover = parts.config.failover
         self._admission = parts.admission
-        self._limiter = None if parts.config.limits.per_tenant.is_unlimited else parts.limiter
         self._has_backend_gates = parts.admission.has_backend_gates
-        self.key_watch = parts.key_watch
-        self._heads = RequestHeads(parts.config.headers)
+        self.intake = parts.intake
+        self._heads = RequestHeads(
+            parts.config.headers, passes_credentials=parts.config.passes_client_credentials
+        )
         self._retries = parts.retries
         self._running = parts.running.tasks
 
@@ -112,12 +107,7 @@ class Proxy:
             turn.trace = self._tracing.begin(turn.api, request.method, route.path, request.raw_headers)
         try:
             self._admission.check_arrival(len(self._running))
-            await self._read(request, route, turn)  # 1
-            turn.store_deadline_s = self._parts.sessions.deadline()
-            if self._limiter is not None:
-                turn.charge = await self._limiter.enter(
-                    turn.tenant, estimated_tokens(turn.facts), turn.store_deadline_s
-                )
+            await self.intake.take_in(request, route, turn)  # 1
             turn.binding = await self._look_up(turn)  # 2
             if not self._admission.try_enter():
                 await self._admission.wait(self._standing(turn))
@@ -140,35 +130,23 @@ class Proxy:
             self._running.discard(task)
             if turn.holds_place:
                 self._admission.leave()
-            if turn.charge is not None and self._limiter is not None:
-                self._limiter.leave(turn.charge, turn.used_tokens)
+            self.intake.settle(turn)
             await self._parts.recorder.record(turn, self._clock())  # 7
-
-    # -- 1 read
-
-    async def _read(self, request: web.BaseRequest, route: Route, turn: Turn) -> None:
-        turn.body = await read_body(request, self._parts.config.downstream)
-        options: ParseOptions = {
-            "tenant": turn.tenant,
-            "path": route.path,
-            "query": route.query,
-            "content_encoding": request.headers.get("content-encoding"),
-        }
-        facts = await self._parts.reader.read(route.api, request.raw_headers, turn.body, options)
-        turn.facts = self.key_watch.judge(facts)
 
     # -- 2 look up
 
     async def _look_up(self, turn: Turn) -> Binding | None:
         if turn.facts.session_key is None:
             return None
-        return await self._parts.sessions.get(turn.facts.session_key, turn.store_deadline_s)
+        binding = await self._parts.sessions.get(turn.facts.session_key, turn.store_deadline_s)
+        turn.tenant.check_binding(turn.facts, binding)
+        return binding
 
     def _standing(self, turn: Turn) -> Standing:
         """Follow-up turns come before new sessions: their history is computed already, and fades."""
         if turn.standing is None:
             is_follow_up = turn.facts.is_follow_up or turn.binding is not None
-            turn.standing = self._admission.standing(is_follow_up=is_follow_up)
+            turn.standing = self._admission.standing(is_follow_up=is_follow_up, priority=turn.tenant.priority)
         return turn.standing
 
     # -- 3 to 6
@@ -274,10 +252,11 @@ class Proxy:
         """Send the received bytes; return once the response head is here. Raises UpstreamError."""
         turn.num_attempts += 1
         pool = self._parts.pools.get(decision.backend_id)
+        turn.sent_body = self._body_for(request, turn, decision)
         head = self._request_head(request, turn, decision, pool)
         if turn.sent_s is None:
             turn.sent_s = self._clock()
-        exchange = await pool.open(head, turn.body, method=request.method, may_upgrade=turn.is_upgrade)
+        exchange = await pool.open(head, turn.sent_body, method=request.method, may_upgrade=turn.is_upgrade)
         retry_after_s = self._retry_after(exchange, decision) if exchange.status in (429, 503) else None
         outcome = outcome_of_status(exchange.status, has_retry_after=retry_after_s is not None)
         if outcome is not Outcome.SUCCESS:  # a good one counts when the answer is complete
@@ -288,6 +267,14 @@ class Proxy:
                 f"backend {decision.backend_id} answered {exchange.status}", retry_after_s=retry_after_s
             )
         return exchange
+
+    def _body_for(self, request: web.BaseRequest, turn: Turn, decision: Decision) -> bytes:
+        """The received bytes; with its tenant's salt for an engine that keeps caches apart by one."""
+        salt = turn.tenant.cache_salt
+        backend = self._parts.fleet.view.get(decision.backend_id) if salt is not None else None
+        if salt is None or backend is None or backend.engine not in SALTED_ENGINES:
+            return turn.body
+        return with_cache_salt(turn.api, turn.body, salt, request.headers.get("content-encoding"))
 
     def _retry_after(self, exchange: Exchange, decision: Decision) -> float | None:
         """What an overloaded backend asks for; it is then spared by new sessions."""
@@ -312,7 +299,7 @@ class Proxy:
             pool.address.path_prefix.decode() + turn.target,
             raw_headers,
             host=pool.address.host_header.decode(),
-            body_length=len(turn.body) if has_body else None,
+            body_length=len(turn.sent_body) if has_body else None,
             request_id=turn.request_id,
             authorization=f"Bearer {api_key}" if api_key else None,
             is_upgrade=turn.is_upgrade,
@@ -324,7 +311,7 @@ class Proxy:
         """Pass the answer on as it comes. A break is told in band: it is too late for another backend."""
         if self._parts.handover.is_enabled:
             self._parts.handover.remember(turn)
-        turn.body = b""  # no attempt can follow: give the memory back before a long stream
+        turn.body = turn.sent_body = b""  # no attempt can follow: give the memory back before a long stream
         turn.status = exchange.status
         is_event_stream = _is_event_stream(exchange)
         observer = self._observe(turn, exchange, reservation, is_event_stream)

@@ -77,7 +77,7 @@ class Recorder:
         """A follow-up that names this answer must come to the backend that stored it."""
         response_id = turn.observer.response_id if turn.observer is not None else None
         if turn.api is Api.RESPONSES and response_id and turn.decision is not None:
-            key = self._parser.response_session_key(turn.tenant, response_id)
+            key = self._parser.response_session_key(turn.tenant.name, response_id)
             self._spawn(self._sessions.claim(key, turn.decision.backend_id, turn.epoch))
 
     def _spawn(self, write: Coroutine[Any, Any, object]) -> None:
@@ -172,7 +172,7 @@ def _access_line(turn: Turn, now_s: float) -> AccessLine:
         duration_ms=_ms(now_s - turn.started_s),
         attempts=turn.num_attempts,
         key_source=facts.key_source.value,
-        tenant=turn.tenant,
+        tenant=turn.tenant.name,
     )
     if facts.model is not None:
         line.model = facts.model[:100]

@@ -33,6 +33,8 @@ LIVE_SECTIONS = frozenset(
         "failover",
         "fleet",
         "limits",
+        "authentication",
+        "tenants",
         "log",
         "passthrough_paths",
         "drain_timeout_s",
@@ -45,6 +47,9 @@ RESTART_OPTIONS = frozenset(
     {
         "fleet.discovery",
         "limits.max_tenants_tracked",
+        "authentication.jwt",
+        "authentication.keys_in_redis",
+        "authentication.keys_in_redis_ttl_s",
         *(f"routing.{name}" for name in FIXED_WHILE_RUNNING),
     }
 )

@@ -140,7 +140,7 @@ def _attributes_of(turn: Turn) -> dict[str, AttributeValue]:
         "gen_ai.request.model": facts.model[:100] if facts.model is not None else None,
         "gen_ai.request.stream": facts.is_stream,
         "homing.request_id": turn.request_id,
-        "homing.tenant": turn.tenant,
+        "homing.tenant": turn.tenant.name,
         "homing.key_source": facts.key_source.value,
         "homing.session": facts.session_key[:12] if facts.session_key is not None else None,
         "homing.attempts": turn.num_attempts,

@@ -33,8 +33,8 @@ def state_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
     yield lag
     yield from _reload_metrics(gateway)
     distrusted = Counter("homing_distrusted_keys", "Requests whose session key was not believed", "kind")
-    distrusted["shared"] = gateway.proxy.key_watch.num_shared
-    distrusted["never_repeats"] = gateway.proxy.key_watch.num_unstable
+    distrusted["shared"] = gateway.key_watch.num_shared
+    distrusted["never_repeats"] = gateway.key_watch.num_unstable
     yield distrusted
     info = Gauge("homing_build_info", "Always 1, with the version as a label", "version", "python")
     info[importlib.metadata.version("homing"), platform.python_version()] = 1

@@ -12,6 +12,7 @@ from gateway.errors import GatewayError
 from gateway.limits.admission import Standing
 from gateway.limits.tenant_limiter import Charge
 from gateway.observe import AnswerObserver
+from gateway.tenants.tenant import ANONYMOUS, Tenant
 from gateway.tracing import RequestTrace
 from gateway.values import Affinity, Api, BackendId, Binding, Decision, RequestFacts, Usage
 
@@ -23,9 +24,10 @@ class Turn:
     request_id: str
     api: Api
     started_s: float  # monotonic
-    tenant: str = "default"
+    tenant: Tenant = ANONYMOUS
     target: str = "/"  # path and query as sent to a backend
     body: bytes = b""
+    sent_body: bytes = b""  # what the last attempt sent of it
     is_upgrade: bool = False  # the client asks for a WebSocket
     cors_headers: tuple[tuple[bytes, bytes], ...] = ()  # for its answer, instead of a backend's own
     facts: RequestFacts = field(default_factory=lambda: RequestFacts(api=Api.OTHER))

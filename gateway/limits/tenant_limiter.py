@@ -55,21 +55,17 @@ class TenantLimiter:
 
     def __init__(
         self,
-        limits_of: Callable[[str], TenantLimits],
         *,
         max_tenants: int,
         clock: Callable[[], float],
         shared: SharedLedger | None = None,
     ) -> None:
-        self._limits_of, self._max_tenants, self._clock, self._shared = limits_of, max_tenants, clock, shared
+        self._max_tenants, self._clock, self._shared = max_tenants, clock, shared
         self._uses: OrderedDict[str, TenantUse] = OrderedDict()
         self.rejections: Counter[str] = Counter()  # by cause
 
-    async def enter(self, tenant: str, tokens: int, deadline_s: float) -> Charge | None:
-        """Charge one request; None for a tenant without limits. Raises TooManyRequests. Safe to cancel."""
-        limits = self._limits_of(tenant)
-        if limits.is_unlimited:
-            return None
+    async def enter(self, tenant: str, limits: TenantLimits, tokens: int, deadline_s: float) -> Charge:
+        """Charge one request. Raises TooManyRequests. Safe to cancel."""
         use = self._use(tenant)
         use.num_in_flight += 1  # before anything is awaited, so that the count is exact
         is_granted = False

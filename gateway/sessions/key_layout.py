@@ -11,6 +11,7 @@ the hash tag of all its keys. Without a Cluster there is one shard: then one scr
     homing:{00}:orders            hash     backend id -> what operators asked for, see order_board.py
     homing:{00}:replicas          hash     replica -> what it tells of itself, see replica_board.py
     homing:{07}:t:<tenant hash>   hash     what a tenant has left of its limits, see tenant_ledger.py
+    homing:{00}:api_keys          hash     SHA-256 of an API key -> tenant, see key_book.py
     homing:moves                  channel  "<version> <session key>": older copies are void
     homing:beat:<replica>         channel  a replica's own heartbeat
 """
@@ -34,6 +35,7 @@ class KeyLayout:
         self.load_board = f"{self._shards[0]}:load"
         self.orders = f"{self._shards[0]}:orders"
         self.replicas = f"{self._shards[0]}:replicas"
+        self.api_keys = f"{self._shards[0]}:api_keys"
         self._prefix = prefix
 
     def shard_of(self, key: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from gateway.sessions.key_book import RedisKeyBook
 from gateway.sessions.load_board import LoadBoard, MemoryLoadBoard, RedisLoadBoard
 from gateway.sessions.memory import MemoryStore
 from gateway.sessions.order_board import MemoryOrderBoard, OrderBoard, RedisOrderBoard
@@ -35,6 +36,12 @@ def open_order_board(store: SessionStore) -> OrderBoard:
     if isinstance(store, RedisStore):
         return RedisOrderBoard(store.link)
     return MemoryOrderBoard()
+
+
+def open_key_book(store: SessionStore, *, ttl_s: float, clock: Callable[[], float]) -> RedisKeyBook:
+    """The API keys in Redis; it uses the store's connections. Only for the Redis store."""
+    assert isinstance(store, RedisStore), "the configuration asks for it only with this store"
+    return RedisKeyBook(store.link, ttl_s=ttl_s, clock=clock)
 
 
 def open_tenant_ledger(store: SessionStore, *, clock: Callable[[], float]) -> RedisTenantLedger | None:

@@ -13,7 +13,14 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import GatewayError, MethodNotAllowed, NoBackend, TooManyRequests, UpstreamTimeout
+from gateway.errors import (
+    GatewayError,
+    MethodNotAllowed,
+    NoBackend,
+    TooManyRequests,
+    Unauthorized,
+    UpstreamTimeout,
+)
 from gateway.values import Api
 
 _DEFAULT_RETRY_AFTER_S: Final = 1.0
@@ -40,6 +47,8 @@ def error_response(api: Api, error: GatewayError) -> tuple[int, bytes, list[tupl
     headers = [("content-type", "application/json")]
     if isinstance(error, MethodNotAllowed):
         headers.append(("allow", error.allow))
+    if isinstance(error, Unauthorized):
+        headers.append(("www-authenticate", "Bearer"))  # RFC 9110, 11.6.1 asks for it
     if isinstance(error, TooManyRequests):
         headers += error.headers
     retry_after_s = error.retry_after_s

@@ -51,12 +51,13 @@ _UNSAFE: Final = re.compile(r"[^\x21-\x7e ]")
 class RequestHeads:
     """Builds request heads for backends under one set of options."""
 
-    def __init__(self, settings: HeaderSettings) -> None:
+    def __init__(self, settings: HeaderSettings, *, passes_credentials: bool = True) -> None:
+        """`passes_credentials`: clients' own go on to backends that have no key of the gateway's."""
         dropped = _HOP_BY_HOP | _SET_BY_US | {name.encode() for name in settings.stripped_headers}
         if not settings.trust_forwarded_headers:
             dropped |= _FORWARDED
-        self._dropped = dropped
         self._dropped_with_key = dropped | _CREDENTIALS
+        self._dropped = dropped if passes_credentials else self._dropped_with_key
         self._prefixes = (
             (_INTERNAL_PREFIX,) if settings.trust_forwarded_headers else (_INTERNAL_PREFIX, b"x-forwarded-")
         )

@@ -31,48 +31,41 @@ class ScriptedLedger:
         self.settled.append((tenant, tokens))
 
 
-def limiter(
-    limits: TenantLimits, shared: ScriptedLedger | None = None, max_tenants: int = 10
-) -> TenantLimiter:
-    return TenantLimiter(lambda _: limits, max_tenants=max_tenants, clock=lambda: 0.0, shared=shared)
-
-
-async def test_a_tenant_without_limits_is_not_tracked() -> None:
-    """Nothing to charge, nothing to settle, nothing remembered."""
-    one = limiter(TenantLimits())
-    assert await one.enter("a", 10, 0.0) is None
+def limiter(shared: ScriptedLedger | None = None, max_tenants: int = 10) -> TenantLimiter:
+    return TenantLimiter(max_tenants=max_tenants, clock=lambda: 0.0, shared=shared)
 
 
 async def test_tenants_do_not_share_a_bucket() -> None:
     """One tenant's storm leaves another's allowance whole; refusals are counted by cause."""
-    one = limiter(TenantLimits(requests_per_minute=1))
-    await one.enter("a", 0, 0.0)
+    limits = TenantLimits(requests_per_minute=1)
+    one = limiter()
+    await one.enter("a", limits, 0, 0.0)
     with pytest.raises(TooManyRequests) as caught:
-        await one.enter("a", 0, 0.0)
+        await one.enter("a", limits, 0, 0.0)
     assert dict(caught.value.headers)["x-ratelimit-remaining-requests"] == "0"
     assert one.rejections == {"tenant_requests": 1}
-    assert await one.enter("b", 0, 0.0) is not None
+    assert await one.enter("b", limits, 0, 0.0) is not None
 
 
 async def test_in_flight_counts_from_enter_to_leave() -> None:
     """The place is free again once the request has ended; a refusal takes none."""
-    one = limiter(TenantLimits(max_in_flight=1))
-    charge = await one.enter("a", 0, 0.0)
-    assert charge is not None
+    limits = TenantLimits(max_in_flight=1)
+    one = limiter()
+    charge = await one.enter("a", limits, 0, 0.0)
     with pytest.raises(TooManyRequests):
-        await one.enter("a", 0, 0.0)
+        await one.enter("a", limits, 0, 0.0)
     one.leave(charge, None)
     assert one.num_in_flight("a") == 0
-    assert await one.enter("a", 0, 0.0) is not None
+    assert await one.enter("a", limits, 0, 0.0) is not None
 
 
 async def test_reported_use_corrects_the_charge_and_unknown_use_does_not() -> None:
     """Charged 10: 4 used gives 6 back, 0 used all of it, unknown nothing."""
-    one = limiter(TenantLimits(tokens_per_minute=100))
+    limits = TenantLimits(tokens_per_minute=100)
+    one = limiter()
     left = []
     for used in (4, 0, None, 20, None):
-        charge = await one.enter("a", 10, 0.0)
-        assert charge is not None
+        charge = await one.enter("a", limits, 10, 0.0)
         left.append(charge.allowance.tokens_left)
         one.leave(charge, used)
     assert left == [90, 86, 86, 76, 56]
@@ -80,17 +73,17 @@ async def test_reported_use_corrects_the_charge_and_unknown_use_does_not() -> No
 
 async def test_the_longest_idle_tenant_is_forgotten_but_none_with_requests_under_way() -> None:
     """However many names clients invent, the table keeps its bound and the counts stay right."""
-    one = limiter(TenantLimits(max_in_flight=5, requests_per_minute=1), max_tenants=2)
-    busy = await one.enter("busy", 0, 0.0)
+    limits = TenantLimits(max_in_flight=5, requests_per_minute=1)
+    one = limiter(max_tenants=2)
+    busy = await one.enter("busy", limits, 0, 0.0)
     assert busy is not None
     for number in range(20):
-        charge = await one.enter(f"t{number}", 0, 0.0)
-        assert charge is not None
+        charge = await one.enter(f"t{number}", limits, 0, 0.0)
         one.leave(charge, None)
     assert one.num_in_flight("busy") == 1
     with pytest.raises(TooManyRequests):
-        await one.enter("busy", 0, 0.0)  # remembered
-    assert await one.enter("t0", 0, 0.0) is not None  # forgotten
+        await one.enter("busy", limits, 0, 0.0)  # remembered
+    assert await one.enter("t0", limits, 0, 0.0) is not None  # forgotten
     one.leave(busy, None)
     assert one.num_in_flight("busy") == 0
 
@@ -103,25 +96,26 @@ async def test_the_shared_ledger_decides_while_it_answers() -> None:
         None,
         None,
     )
-    one = limiter(TenantLimits(requests_per_minute=60), shared)
-    assert await one.enter("a", 0, 0.0) is not None
+    limits = TenantLimits(requests_per_minute=60)
+    one = limiter(shared)
+    assert await one.enter("a", limits, 0, 0.0) is not None
     with pytest.raises(TooManyRequests):
-        await one.enter("a", 0, 0.0)
-    assert await one.enter("a", 0, 0.0) is not None
+        await one.enter("a", limits, 0, 0.0)
+    assert await one.enter("a", limits, 0, 0.0) is not None
     with pytest.raises(TooManyRequests):
-        await one.enter("a", 0, 0.0)
+        await one.enter("a", limits, 0, 0.0)
 
 
 async def test_what_others_must_know_is_told_them() -> None:
     """The end of a request, its real use, and a request cancelled while the ledger was asked."""
     shared = ScriptedLedger(Allowance(requests_left=1.0, tokens_left=90.0))
-    one = limiter(TenantLimits(max_in_flight=5, tokens_per_minute=100), shared)
-    charge = await one.enter("a", 10, 0.0)
-    assert charge is not None
+    limits = TenantLimits(max_in_flight=5, tokens_per_minute=100)
+    one = limiter(shared)
+    charge = await one.enter("a", limits, 10, 0.0)
     one.leave(charge, 25)
     assert shared.settled == [("a", 15)]
     shared.is_stuck = True
-    task = asyncio.ensure_future(one.enter("a", 10, 0.0))
+    task = asyncio.ensure_future(one.enter("a", limits, 10, 0.0))
     await asyncio.sleep(0)
     assert one.num_in_flight("a") == 1
     task.cancel()

@@ -1,0 +1,108 @@
+"""Options of tenants and of how clients prove who they are. Secrets are named here, or hashed, never written.
+
+Invariant: settings that contradict each other cannot be built; the error names the option and no secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gateway.limits.settings import TenantLimits
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}\Z")
+ALGORITHMS = frozenset(
+    ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+)
+"""Signatures with a public key. One with a shared secret would let whoever can verify also sign."""
+
+
+class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One tenant: how its clients are known and what they may do."""
+
+    name: str
+    """In logs, in tokens and in Redis; `[A-Za-z0-9._-]`, at most 64 long."""
+    keys_env: str | None = None
+    """Environment variable that holds its API keys, separated by commas or blanks."""
+    keys_file: str | None = None
+    """File with one key, or one `sha256:…` of a key, per line; read at start and at each reload."""
+    key_hashes: tuple[str, ...] = ()
+    """`sha256:` and the hex digest of an API key, for a configuration that holds no secret."""
+    certificate_names: tuple[str, ...] = ()
+    """Common names of client certificates, where `listen.tls.client_ca_file` asks for them."""
+    models: tuple[str, ...] | None = None
+    """Models it may use and see; all when absent."""
+    limits: TenantLimits | None = None
+    """Its own limits instead of `limits.per_tenant`."""
+    priority: int = 0
+    """Steps in the queue before others: each counts as `limits.queue_priority_step_s` of waiting."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.match(self.name):
+            raise ValueError(f"name {self.name!r} must match [A-Za-z0-9][A-Za-z0-9._-]* and have at most 64")
+        if any(not _KEY_HASH.match(one) for one in self.key_hashes):
+            raise ValueError(f"key_hashes of {self.name!r}: each is `sha256:` and 64 lower-case hex digits")
+        if not -100 <= self.priority <= 100:
+            raise ValueError(f"priority must be -100..100, got {self.priority}")
+
+
+class JwtSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Bearer tokens of an identity provider (OIDC). Needs `pip install homing[jwt]`."""
+
+    issuer: str
+    """The `iss` that a token must carry."""
+    audience: str
+    """The `aud` that a token must carry, alone or among others."""
+    jwks_url: str
+    """Where the provider publishes its public keys; https, or http on loopback."""
+    tenant_claim: str = "tenant"
+    """The claim that names the tenant; `a.b` is member b of claim a."""
+    accepts_unlisted_tenants: bool = False
+    """Tenants that a valid token names need not be listed; they get `limits.per_tenant` and all models."""
+    algorithms: tuple[str, ...] = ("RS256", "ES256")
+    """Signatures accepted."""
+    leeway_s: float = 30.0
+    """How far clocks may disagree about a token's times."""
+    refresh_s: float = 300.0
+    """How often the provider's keys are fetched again."""
+    max_cached_s: float = 60.0
+    """How long a token, once verified, is not verified again; its own end is always kept."""
+
+    def __post_init__(self) -> None:
+        odd = sorted(set(self.algorithms) - ALGORITHMS)
+        if odd or not self.algorithms:
+            raise ValueError(f"algorithms: {odd} not among {', '.join(sorted(ALGORITHMS))}")
+        url = urlsplit(self.jwks_url)
+        is_local = url.hostname in ("localhost", "127.0.0.1", "::1")
+        if url.scheme != "https" and not (url.scheme == "http" and is_local):
+            raise ValueError("jwks_url must be https: whoever changes those keys can be anybody")
+        if self.refresh_s <= 0 or self.leeway_s < 0 or self.max_cached_s < 0:
+            raise ValueError("refresh_s must be above 0, leeway_s and max_cached_s not below")
+
+
+class AuthenticationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How clients prove who they are. Required as soon as there are tenants, keys in Redis or `jwt`."""
+
+    keys_in_redis: bool = False
+    """Also look API keys up in Redis, where they can be added and revoked; needs `sessions.store: redis`."""
+    keys_in_redis_ttl_s: float = 30.0
+    """How long a key found there is not looked up again: the longest that a revoked one still works."""
+    jwt: JwtSettings | None = None
+    """Accept bearer tokens of this identity provider."""
+    passes_client_key: bool = False
+    """Send the client's own credentials on to backends that have no `api_key_env`; else they stop here."""
+    cache_salt: bool = False
+    """Give each tenant a part of the engines' prefix caches of its own, by a `cache_salt` in the request."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keys_in_redis_ttl_s <= 3600:
+            raise ValueError("keys_in_redis_ttl_s must be above 0 and at most 3600")
+
+
+def must_authenticate(tenants: Sequence[TenantSettings], settings: AuthenticationSettings) -> bool:
+    """Whether clients have to prove who they are; else everybody is the one anonymous tenant."""
+    return bool(tenants) or settings.keys_in_redis or settings.jwt is not None

@@ -1,0 +1,50 @@
+"""A tenant as requests meet it: what it is called and what it may do."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.errors import ModelNotFound, NotFound
+from gateway.limits.settings import TenantLimits
+from gateway.values import Binding, KeySource, RequestFacts
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant. Sessions, prompt groups and answers of different names never meet."""
+
+    name: str = "default"
+    models: frozenset[str] | None = None  # None: all
+    limits: TenantLimits = TenantLimits()
+    has_limits: bool = False
+    priority: int = 0
+    cache_salt: str | None = None  # None: engines' caches are shared
+    is_known: bool = False  # its clients have proved who they are
+
+    def may_use(self, model: str | None) -> bool:
+        return self.models is None or model in self.models
+
+    def check_request(self, facts: RequestFacts) -> None:
+        """Raises ModelNotFound for a model that is not this tenant's, as if it did not exist."""
+        if self.may_use(facts.model) or (facts.model is None and _names_stored_answer(facts)):
+            return
+        if facts.model is None:
+            raise ModelNotFound("The request names no model; this key needs one.", param="model")
+        raise ModelNotFound(
+            f"The model `{facts.model}` does not exist or this key may not use it.", param="model"
+        )
+
+    def check_binding(self, facts: RequestFacts, binding: Binding | None) -> None:
+        """Raises NotFound for an answer that was not this tenant's, or is no longer known to be.
+
+        Engines keep answers by id alone: only our own binding says whose one is.
+        """
+        if self.is_known and facts.key_source is KeySource.RESPONSE_ID and binding is None:
+            raise NotFound("There is no answer with this id.", param="previous_response_id")
+
+
+def _names_stored_answer(facts: RequestFacts) -> bool:
+    """A request about an answer, by its path: what it may see is decided by `check_binding`."""
+    return facts.key_source is KeySource.RESPONSE_ID and not facts.sets_binding
+
+
+ANONYMOUS = Tenant()
