@@ -5,9 +5,9 @@ they could only fill the space. Space is bounded by whole files: before a new on
 used are deleted. A use of a block is a use of its ancestors, and of files used alike the younger goes first,
 so a file never goes before those that only continue its chains.
 
-The index is in memory and is rebuilt from the files' entries at start, never stored: it cannot disagree with
-them. What order of use there was before a restart is not known then; the age of the files stands in for it,
-with parents counted as used like their youngest descendants.
+Invariant: with a block, the index holds all its ancestors. The index is in memory and is rebuilt from the
+files' entries at start, never stored: it cannot disagree with them. The order of use before a restart is not
+known then; age stands in for it, with each block counted as used like the youngest that continues it.
 
 Any thread may look up and read; one thread (`disk_writer`) appends.
 """
@@ -18,7 +18,7 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from engine_adapter.engine.tiers.tier_block import TierBlock, payload_checksum
 logger = logging.getLogger(__name__)
 
 MAX_SEGMENT_BYTES = 256 << 20
-MIN_SEGMENTS = 8  # eviction takes at most this share of the space at once
+MIN_SEGMENTS = 32  # what is evicted at once, and what one used block keeps, is at most this share
 
 
 class DiskTierUnusable(ValueError):
@@ -171,21 +171,32 @@ class DiskTier:
             self.num_evictions += self._remove(victim)
 
     def _remove(self, segment: Segment) -> int:
-        """Delete a segment and forget its blocks; returns how many. O(blocks of the tier)."""
-        lost = [name for name, place in self._index.items() if place.segment is segment]
-        for block_hash in lost:
-            del self._index[block_hash]
+        """Delete a segment and forget its blocks; returns how many were lost by that."""
         del self._segments[segment.number]
         if self._active is segment:
             self._active = None
         segment.remove()
-        return len(lost)
+        return self._forget(lambda place: place.segment is segment)
 
-    def _discard(self, place: DiskPlace) -> None:
+    def _forget(self, is_lost: Callable[[DiskPlace], bool]) -> int:
+        """Drop blocks and all that continue them; returns how many. O(blocks of the tier).
+
+        What continues a lost block could not be found again; forgotten, it is stored anew with its parent.
+        Parents come before children in the index, because only a block whose parent is there is entered.
+        """
+        kept: dict[BlockHash, DiskPlace] = {}
+        for name, place in self._index.items():
+            is_reachable = place.block.depth == 0 or place.block.parent_hash in kept
+            if is_reachable and not is_lost(place):
+                kept[name] = place
+        num_lost = len(self._index) - len(kept)
+        self._index = kept
+        return num_lost
+
+    def _discard(self, damaged: DiskPlace) -> None:
         with self._mutex:
             self.num_damaged += 1
-            if self._index.get(place.block.block_hash) is place:
-                del self._index[place.block.block_hash]
+            self._forget(lambda place: place is damaged)
 
     def _touch(self, block_hash: BlockHash) -> None:
         """Count the segments of a whole chain as used now. O(depth)."""
@@ -211,11 +222,17 @@ class DiskTier:
                     self._index[block.block_hash] = DiskPlace(block=block, segment=segment, slot=slot)
             if not segment.is_full and segment.shape == self._shape:
                 self._active = segment
-        for place in reversed(self._index.values()):
-            parent = self._index.get(place.block.parent_hash)
-            if parent is not None:
-                parent.segment.used_at = max(parent.segment.used_at, place.segment.used_at)
+        self._guess_order_of_use()
         self._evict(self.max_bytes)
+
+    def _guess_order_of_use(self) -> None:
+        """Count each block as used when the youngest block that continues it was written."""
+        used_at: dict[BlockHash, int] = {}
+        for name, place in reversed(self._index.items()):
+            used_at[name] = max(used_at.get(name, 0), place.segment.number)
+            place.segment.used_at = max(place.segment.used_at, used_at[name])
+            parent = place.block.parent_hash
+            used_at[parent] = max(used_at.get(parent, 0), used_at[name])
 
 
 def _shape(max_bytes: int, block_bytes: int, token_bytes: int, root: BlockHash) -> SegmentShape:

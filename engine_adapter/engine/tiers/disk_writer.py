@@ -52,16 +52,18 @@ class DiskWriter:
     def offer(self, chain: list[TierBlock], rows: Row) -> int:
         """Queue blocks that follow each other; return how many leading ones are or will be there."""
         with self._changed:
-            for index, (block, row) in enumerate(zip(chain, rows, strict=True)):
+            num_taken = 0
+            for block, row in zip(chain, rows, strict=True):
                 if not self._takes(block, row.nbytes):
-                    self.num_dropped += len(chain) - index
-                    return index
+                    break
+                num_taken += 1
                 if block.block_hash not in self._queued and self._tier.find(block.block_hash) is None:
                     self._queue.append((block, row))
                     self._queued.add(block.block_hash)
                     self._queued_bytes += row.nbytes
+            self.num_dropped += len(chain) - num_taken
             self._changed.notify_all()
-        return len(chain)
+        return num_taken
 
     @property
     def has_room(self) -> bool:
