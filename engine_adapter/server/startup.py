@@ -252,7 +252,7 @@ def _with_kv_memory(config: ServerConfig, directory: Path) -> EngineConfig:
         engine = replace(engine, kv_memory_bytes=parse_kv_memory(config.kv_memory, free_bytes=free_bytes))
     check_memory(
         weight_bytes=weight_bytes,
-        kv_bytes=0 if engine.num_kv_blocks else engine.kv_memory_bytes,
+        kv_bytes=(0 if engine.num_kv_blocks else engine.kv_memory_bytes) + engine.tiers.host_bytes,
         available=available,
     )
     return engine

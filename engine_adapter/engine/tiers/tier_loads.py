@@ -12,6 +12,7 @@ any other prompt. A disk that does not answer for LOAD_TIMEOUT_S ends it too.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -29,6 +30,8 @@ from engine_adapter.engine.tiers.host_tier import HostTier
 from engine_adapter.engine.tiers.load_planner import LoadPlanner
 from engine_adapter.engine.tiers.tier_block import Tier, TierBlock, payload_checksum
 from paged_kv.transfers import BlockTransfers, Stream, on_stream
+
+logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 10.0
 WAIT_S = 0.02  # how long an engine with nothing but loads to do sleeps before it looks for new requests
@@ -177,6 +180,9 @@ class TierLoads:
             return self._host_rows(chunk)
         if chunk.reading is None or not chunk.reading.done():
             return None
+        if (failure := chunk.reading.exception()) is not None:  # no memory, most likely: it is a miss
+            logger.error("kv_tier_read_failed", extra={"error": repr(failure)})
+            return self._storage.allocate_rows(0)
         read = chunk.reading.result()
         self.planner.observe_read(Tier.DISK, read.num_sound * self._storage.block_bytes, read.duration_s)
         return read.rows[: read.num_sound]
