@@ -19,7 +19,7 @@ from aiohttp import web
 from gateway.config import Config
 from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.tunnel import wants_websocket
-from gateway.errors import GatewayError, ModelNotFound, NoBackend
+from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
 from gateway.fleet.registry import Fleet
 from gateway.metrics import GatewayMetrics
 from gateway.proxy import Proxy
@@ -88,7 +88,7 @@ class Front:
             if self._cors is not None:
                 turn.cors_headers = _encoded(self._cors.answer_headers(request.headers.get("origin")))
             if api is Api.REALTIME:
-                turn.is_upgrade = wants_websocket(request)
+                turn.is_upgrade = self._asks_for_websocket(request)
             return await self._proxy.serve(request, route, turn)
         except GatewayError as error:
             return self._refuse(api or dialect_of(request.raw_path), error, request_id)
@@ -96,6 +96,15 @@ class Front:
             logging.getLogger(__name__).exception("unforeseen error in request %s", request_id)
             api = api or dialect_of(request.raw_path)
             return self._refuse(api, GatewayError("internal error of the gateway"), request_id)
+
+    def _asks_for_websocket(self, request: web.BaseRequest) -> bool:
+        """Raises Forbidden for a page of another origin: browsers ask nobody before they open a WebSocket."""
+        origin = request.headers.get("origin")
+        if not wants_websocket(request):
+            return False
+        if self._cors is not None and origin is not None and not self._cors.permits(origin):
+            raise Forbidden("pages of this origin may not open a WebSocket here (downstream.cors)")
+        return True
 
     def _answer_options(self, request: web.BaseRequest) -> web.Response:
         """Tell which methods a path takes (RFC 9110, 9.3.7), and browsers what pages may send there."""

@@ -77,6 +77,10 @@ class Cors:
             (("access-control-allow-credentials", "true"),) if settings.allow_credentials else ()
         )
 
+    def permits(self, origin: str) -> bool:
+        """Whether pages of this origin may call the gateway."""
+        return self._allows_all or origin in self._origins
+
     def answer_headers(self, origin: str | None) -> HeaderLines:
         """What every answer and error carries. Lists of origins make the answer depend on who asks."""
         exposed = (("access-control-expose-headers", ", ".join(EXPOSED_HEADERS)),)
@@ -99,7 +103,7 @@ class Cors:
         if self._allows_all:
             return (("access-control-allow-origin", "*"), *details)
         vary = ("vary", "Origin")
-        if origin is None or origin not in self._origins:
+        if origin is None or not self.permits(origin):
             return (vary,)
         return (("access-control-allow-origin", origin), *self._credentials, vary, *details)
 

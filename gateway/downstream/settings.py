@@ -49,7 +49,7 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Longest silence of an event stream towards its client, from the backend's response head on: before it
     is over a comment is sent. For balancers with a short idle timeout. Absent: no comments."""
     cors: CorsSettings | None = None
-    """Which web pages may call the gateway from a browser; absent: none, and a backend's word passes."""
+    """Which web pages may call the gateway from a browser, by HTTP or WebSocket; absent: as backends say."""
     probe_half_closed: bool = True
     """Whether a client that has shut down its sending side may still get its answer (see `connection`).
     False takes that for a client that has gone."""

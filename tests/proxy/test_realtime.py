@@ -179,3 +179,17 @@ async def test_another_backend_is_tried_before_the_upgrade() -> None:
                 assert await socket.receive_str() == "greeting"
         assert set(realtime.served_by()) == {1}
         await realtime.wait_idle()
+
+
+async def test_a_page_of_another_origin_opens_nothing() -> None:
+    """With `cors` the origins that may call may also connect, programs (no origin) always; others get 403."""
+    allowed = {"allow_origins": ["https://chat.example.org"]}
+    async with realtime_world(downstream={"cors": allowed}) as realtime:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:
+            await realtime.connect(headers={"origin": "https://evil.example"})
+        assert refusal.value.status == 403
+        for headers in ({"origin": "https://chat.example.org"}, {}):
+            async with realtime.connect(headers=headers) as socket:
+                assert await socket.receive_str() == "greeting"
+        assert len(realtime.served_by()) == 2
+        await realtime.wait_idle()
