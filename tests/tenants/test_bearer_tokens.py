@@ -9,11 +9,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import jwt
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from fakes.identity_provider import EC, RSA, IdentityProvider, public, token
 
 from gateway.errors import CannotAuthenticate, Unauthorized
 from gateway.tenants import provider_keys
@@ -21,43 +18,9 @@ from gateway.tenants.bearer_tokens import BearerTokens
 from gateway.tenants.provider_keys import MAX_BYTES, parse_key_set
 from gateway.tenants.settings import JwtSettings
 
-RSA = {name: rsa.generate_private_key(public_exponent=65537, key_size=2048) for name in ("one", "two")}
-EC = ec.generate_private_key(ec.SECP256R1())
-
-
-def public(key_id: str, key: Any = None, **fields: Any) -> dict[str, Any]:
-    algorithm = jwt.algorithms.ECAlgorithm if key is EC else jwt.algorithms.RSAAlgorithm
-    described = algorithm.to_jwk((key or RSA[key_id]).public_key(), as_dict=True)
-    return {**described, "kid": key_id, "use": "sig", **fields}
-
-
-class Provider:
-    """An identity provider: publishes `keys`, or answers `status`."""
-
-    def __init__(self) -> None:
-        self.keys = [public("one"), public("ec", EC)]
-        self.status = 200
-        self.body: bytes | None = None
-        self.num_asked = 0
-        application = web.Application()
-        application.router.add_get("/keys", self._answer)
-        application.router.add_get("/elsewhere", self._answer)
-        self.server = TestServer(application)
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        self.num_asked += 1
-        if self.status == 302:
-            return web.Response(status=302, headers={"location": "/elsewhere"})
-        body = self.body if self.body is not None else json.dumps({"keys": self.keys}).encode()
-        return web.Response(status=self.status, body=body)
-
-    @property
-    def url(self) -> str:
-        return str(self.server.make_url("/keys"))
-
 
 class World:
-    def __init__(self, provider: Provider, **options: Any) -> None:
+    def __init__(self, provider: IdentityProvider, **options: Any) -> None:
         self.provider = provider
         self.now_s = 1000.0
         settings = JwtSettings(
@@ -77,33 +40,20 @@ class World:
 
 
 @pytest.fixture
-async def provider() -> AsyncIterator[Provider]:
-    provider = Provider()
+async def provider() -> AsyncIterator[IdentityProvider]:
+    provider = IdentityProvider()
     await provider.server.start_server()
     yield provider
     await provider.server.close()
 
 
 @pytest.fixture
-async def world(provider: Provider) -> AsyncIterator[World]:
+async def world(provider: IdentityProvider) -> AsyncIterator[World]:
     world = World(provider, algorithms=("RS256", "ES256"))
     world.tokens.start()
     await world.until_fetched(1)
     yield world
     await world.tokens.close()
-
-
-def token(key_id: str | None = "one", *, key: Any = None, algorithm: str = "RS256", **claims: Any) -> str:
-    body = {
-        "iss": "https://id.example",
-        "aud": "homing",
-        "exp": time.time() + 300,
-        "tenant": "team-a",
-        **claims,
-    }
-    body = {name: value for name, value in body.items() if value is not None}
-    headers = None if key_id is None else {"kid": key_id}
-    return jwt.encode(body, key or RSA[key_id or "one"], algorithm=algorithm, headers=headers)
 
 
 async def test_a_good_token_names_its_tenant(world: World) -> None:
@@ -186,7 +136,7 @@ async def test_with_the_provider_gone_the_last_keys_go_on_counting(world: World)
     assert await world.tenant(token()) == "team-a"
 
 
-async def test_a_provider_never_reached_is_not_the_clients_fault(provider: Provider) -> None:
+async def test_a_provider_never_reached_is_not_the_clients_fault(provider: IdentityProvider) -> None:
     """503, to be tried again; redirects are not followed, and a huge answer is not read."""
     for status, body in ((500, None), (302, None), (200, b"x" * (MAX_BYTES + 1)), (200, b"[]")):
         provider.status, provider.body = status, body
@@ -200,7 +150,7 @@ async def test_a_provider_never_reached_is_not_the_clients_fault(provider: Provi
         await world.tokens.close()
 
 
-async def test_a_token_without_a_key_name_means_the_only_key(provider: Provider) -> None:
+async def test_a_token_without_a_key_name_means_the_only_key(provider: IdentityProvider) -> None:
     """Where there are several it means none."""
     provider.keys = [public("one")]
     world = World(provider)
@@ -210,7 +160,7 @@ async def test_a_token_without_a_key_name_means_the_only_key(provider: Provider)
     await world.tokens.close()
 
 
-async def test_a_claim_may_lie_deeper_or_have_dots_in_its_name(provider: Provider) -> None:
+async def test_a_claim_may_lie_deeper_or_have_dots_in_its_name(provider: IdentityProvider) -> None:
     """`a.b` is looked for as a name first, then as member b of a."""
     world = World(provider, tenant_claim="org.name")
     world.tokens.start()

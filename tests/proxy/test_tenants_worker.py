@@ -1,0 +1,84 @@
+"""Tenants in front of a real worker: nobody gets at another's cached prompt, whatever the request says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.worker_app import MODEL, running_worker
+from fakes.gateway_world import GatewayWorld
+from fakes.tiny_checkpoint import write_tiny_checkpoint
+
+KEYS = {"a": "key-of-tenant-a-0001", "b": "key-of-tenant-b-0001"}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+async def world(checkpoint: Path) -> AsyncIterator[GatewayWorld]:
+    async with running_worker(checkpoint) as worker:
+        url = str(worker.client.make_url("/"))
+        async with GatewayWorld(
+            0,
+            environ={"A": KEYS["a"], "B": KEYS["b"]},
+            backends=[{"id": "w", "url": url, "engine": "torch"}],
+            tenants=[{"name": "a", "keys_env": "A"}, {"name": "b", "keys_env": "B"}],
+            authentication={"cache_salt": True},
+        ) as world:
+            yield world
+
+
+async def cached_tokens(world: GatewayWorld, tenant: str, content: bytes | AsyncIterator[bytes]) -> int:
+    """What the worker says that it found in its cache for this body."""
+    answer = await world.client.post(
+        "/v1/chat/completions",
+        content=content,
+        headers={
+            "authorization": f"Bearer {KEYS[tenant]}",
+            "content-type": "application/json",
+            "x-session-id": "the-same",
+        },
+    )
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def body(prompt: str, **fields: Any) -> bytes:
+    messages = [{"role": "user", "content": prompt}]
+    return json.dumps({"model": MODEL, "messages": messages, "max_tokens": 2, **fields}).encode()
+
+
+async def in_chunks(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), 100):
+        yield data[start : start + 100]
+
+
+async def test_identical_prompts_of_two_tenants_share_nothing(world: GatewayWorld) -> None:
+    """B65: no salt, an own one, the stolen one, twice, escaped, in chunks, the other's key as `user`.
+
+    The first tenant finds its own prompt again each time; the second finds nothing of it.
+    """
+    salt = world.gateway.authentication.gatekeeper.directory.named("a").cache_salt  # type: ignore[union-attr]
+    variants: dict[str, Any] = {
+        "none": lambda prompt: body(prompt),
+        "own": lambda prompt: body(prompt, cache_salt="own"),
+        "stolen": lambda prompt: body(prompt, cache_salt=salt),
+        "twice": lambda prompt: (
+            b'{"cache_salt":"%b",' % str(salt).encode() + body(prompt, cache_salt=salt)[1:]
+        ),
+        "escaped": lambda prompt: b'{"cache\\u005fsalt":"%b",' % str(salt).encode() + body(prompt)[1:],
+        "chunked": lambda prompt: in_chunks(body(prompt, cache_salt=salt)),
+        "user": lambda prompt: body(prompt, user=KEYS["a"], prompt_cache_key="the-same"),
+    }
+    for name, variant in variants.items():
+        prompt = f"{name}: " + "a secret that only tenant a may know. " * 8
+        assert await cached_tokens(world, "a", body(prompt)) < 32
+        assert await cached_tokens(world, "a", body(prompt)) > 250, name
+        assert await cached_tokens(world, "b", variant(prompt)) < 32, name
+        assert await cached_tokens(world, "b", body(prompt)) > 250, name  # its own, by now
