@@ -70,6 +70,10 @@ from gateway.values import Api, BackendId, BackendState, FleetView
 
 LEAVING_NOTICE_S = 0.2
 """How long the gateway answers `not ready` before it stops accepting, so that a balancer can notice."""
+LAST_REQUESTS_S = 0.2
+"""How long the requests of the last connections may take to arrive."""
+CLEANUP_TIMEOUT_S = 1.0
+"""How long connections may take to close when every request has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +220,16 @@ class Gateway:
             if self.config.sessions.store == "redis":
                 self.replica_link.start()
             self._server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
-            self._listener = await self._listen(web.ServerRunner(self._server), "data")
+            self._listener = await self._listen(
+                web.ServerRunner(self._server, shutdown_timeout=CLEANUP_TIMEOUT_S), "data"
+            )
             self.port = self._listener.port
             if self.config.admin.is_enabled:
                 runner = web.AppRunner(
-                    self._admin_application(), access_log=None, max_line_size=MAX_ADMIN_LINE_BYTES
+                    self._admin_application(),
+                    access_log=None,
+                    max_line_size=MAX_ADMIN_LINE_BYTES,
+                    shutdown_timeout=CLEANUP_TIMEOUT_S,
                 )
                 self._admin_listener = await self._listen(runner, "admin")
                 self.admin_port = self._admin_listener.port
@@ -235,13 +244,13 @@ class Gateway:
         self.front.is_leaving = True
         if self._server is not None:
             self._server.leave()
-        if self._listener is not None and timeout_s > 0:
+        if self._listener is not None:
             await asyncio.sleep(min(LEAVING_NOTICE_S, timeout_s))
-            self._listener.stop_accepting()
+            await self._listener.stop_accepting()
+            await asyncio.sleep(min(LAST_REQUESTS_S, timeout_s))
             await self._finish_running(timeout_s)
-        for listener in (self._listener, self._admin_listener):
-            if listener is not None:
-                listener.stop_accepting()
+        if self._admin_listener is not None:  # until now it showed how the leaving goes
+            await self._admin_listener.stop_accepting()
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
@@ -267,7 +276,8 @@ class Gateway:
 
     async def _finish_running(self, timeout_s: float) -> None:
         """Wait for running answers; at the deadline tell the streams in band why they end."""
-        await self.running.wait_idle(timeout_s)
+        if timeout_s > 0:
+            await self.running.wait_idle(timeout_s)
         if self.running.tasks:
             log_event("drain_deadline", in_flight=len(self.running.tasks))
             await self.running.end_all()

@@ -11,12 +11,14 @@ Knows nothing of HTTP: what to do with a connection is the protocol factory's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
 
 BACKLOG = 2048
+LAST_HANDSHAKE_TIMEOUT_S = 2.0
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
@@ -30,6 +32,7 @@ class Listener:
         """`own_path`: the file of a Unix socket that is ours to remove."""
         self._factory, self._sockets, self._own_path = factory, sockets, own_path
         self._servers: list[asyncio.AbstractServer] = []
+        self._tls: ssl.SSLContext | None = None
 
     @property
     def port(self) -> int:
@@ -47,7 +50,7 @@ class Listener:
             _close(servers)
             raise
         _close(self._servers)
-        self._servers = servers
+        self._servers, self._tls = servers, tls
 
     async def _serve_one(self, sock: socket.socket, tls: ssl.SSLContext | None) -> asyncio.AbstractServer:
         loop = asyncio.get_running_loop()
@@ -55,15 +58,40 @@ class Listener:
             return await loop.create_unix_server(self._factory, sock=sock, ssl=tls, backlog=BACKLOG)
         return await loop.create_server(self._factory, sock=sock, ssl=tls, backlog=BACKLOG)
 
-    def stop_accepting(self) -> None:
-        """Close the listening sockets; connections go on. Idempotent."""
+    async def stop_accepting(self) -> None:
+        """Close the listening sockets; connections go on. Idempotent.
+
+        Connections that wait in the kernel's queue at this moment would be reset by the close, though their
+        clients count as connected: they are taken in before.
+        """
         _close(self._servers)
         self._servers = []
+        waiting: list[socket.socket] = []
         for sock in self._sockets:
+            waiting += _accept_all(sock)
             sock.close()
+        self._sockets = []
         if self._own_path is not None:
             self._own_path.unlink(missing_ok=True)
             self._own_path = None
+        await asyncio.gather(*map(self._take_in, waiting), return_exceptions=True)
+
+    async def _take_in(self, connection: socket.socket) -> None:
+        timeout_s = None if self._tls is None else LAST_HANDSHAKE_TIMEOUT_S
+        await asyncio.get_running_loop().connect_accepted_socket(
+            self._factory, connection, ssl=self._tls, ssl_handshake_timeout=timeout_s
+        )
+
+
+def _accept_all(sock: socket.socket) -> list[socket.socket]:
+    """Every connection that waits on this socket, without waiting for another."""
+    found: list[socket.socket] = []
+    with contextlib.suppress(OSError):
+        while len(found) < BACKLOG:
+            connection, _ = sock.accept()
+            connection.setblocking(False)
+            found.append(connection)
+    return found
 
 
 def _close(servers: list[asyncio.AbstractServer]) -> None:

@@ -37,7 +37,6 @@ FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 STABLE_AFTER_S = 60.0
 """A process that lived this long is started again after the first, short pause."""
-HAS_STARTED_AFTER_S = 5.0
 
 
 def for_worker(config: Config, number: int) -> Config:
@@ -62,6 +61,7 @@ class _Workers:
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._unready = set(range(count))
+        self._has_started: set[int] = set()
         self._inherited = tuple(inherited_names(environ, os.getpid()).values())
 
     async def run(self) -> int:
@@ -109,6 +109,7 @@ class _Workers:
         return str(self._folder / f"{worker}.notify")
 
     def note_ready(self, worker: int) -> None:
+        self._has_started.add(worker)
         if worker in self._unready:
             self._unready.discard(worker)
             if not self._unready:
@@ -117,8 +118,9 @@ class _Workers:
     # -- life
 
     async def _keep(self, worker: int) -> int:
-        """Run one process until the signal; return its exit status. A failure at the first start is final."""
-        has_started, pause_s = False, FIRST_PAUSE_S
+        """Run one process until the signal; return its exit status. One that was never ready ends all: what
+        keeps it from starting keeps them all from it."""
+        pause_s = FIRST_PAUSE_S
         while True:
             started_s = time.monotonic()
             process = self._processes[worker] = await self._start(worker)
@@ -126,10 +128,9 @@ class _Workers:
                 process.terminate()
             status = await process.wait()
             lived_s = time.monotonic() - started_s
-            has_started = has_started or lived_s > HAS_STARTED_AFTER_S
             if self._stopping.is_set():
                 return max(status, 0)
-            if not has_started:
+            if worker not in self._has_started:
                 self._stopping.set()
                 self._send_to_all(signal.SIGTERM)
                 return status if status > 0 else 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import backend as fake
+from fakes.gateway_process import GatewayProcess
 from fakes.gateway_world import GatewayWorld, ProbedBackend
 
 from gateway.config import parse_config
@@ -199,7 +201,7 @@ def test_differences_have_paths() -> None:
     ]
 
 
-def test_a_file_counts_as_changed_when_it_has_settled(tmp_path: Any) -> None:
+def test_a_file_counts_as_changed_when_it_has_settled(tmp_path: Path) -> None:
     """Not at the first look, not while it is written, not when it is gone; a turned link is a change."""
     (tmp_path / "one").write_text("a")
     (tmp_path / "two").write_text("b")
@@ -216,3 +218,50 @@ def test_a_file_counts_as_changed_when_it_has_settled(tmp_path: Any) -> None:
     assert [files.look([link]) for _ in range(2)] == [False, True]
     link.unlink()
     assert [files.look([link]) for _ in range(2)] == [False, False]
+
+
+async def test_a_stream_survives_sighup_and_a_bad_file_changes_nothing(tmp_path: Path) -> None:
+    """A stream runs through an accepted and a refused reload of a real process; log and metrics tell."""
+    gate = asyncio.Event()
+    async with ProbedBackend() as one, ProbedBackend() as two:
+        one.default = fake.stream(EVENT, b"data: [DONE]\n\n", gates={1: gate})
+        first, second = ({"id": name, "url": it.base_url} for name, it in (("one", one), ("two", two)))
+        async with GatewayProcess(tmp_path, backends=[first]) as gateway:
+            running = asyncio.ensure_future(gateway.chat("alice", stream=True))
+            async with asyncio.timeout(10):
+                while not one.requests:
+                    await asyncio.sleep(0.01)
+            gateway.write(backends=[second])
+            accepted = await gateway.reload()
+            assert (accepted["event"], accepted["generation"]) == ("config_reloaded", 2)
+            assert set(accepted["changed"]) == {"backends.one", "backends.two"}
+            gateway.write(backends=[first], routing={"stay_gian": 1})
+            refused = await gateway.reload()
+            assert refused["event"] == "config_rejected"
+            assert refused["errors"] == [f"{gateway.config_path}: routing: unknown key `stay_gian`"]
+            gate.set()
+            assert (await running).text.endswith("data: [DONE]\n\n")
+            await gateway.wait_for(lambda: gateway.events("backend_left") != [])
+            assert (await gateway.chat("bob")).headers["x-homing-backend"] == "two"
+            metrics = (await gateway.client.get(f"{gateway.base_url}/metrics")).text
+            assert "homing_config_last_reload_successful 0" in metrics
+            assert "homing_config_generation 2" in metrics
+
+
+async def test_a_turned_link_is_noticed(tmp_path: Path) -> None:
+    """`reload.watch` with the layout of a mounted ConfigMap: config → ..data → a folder that is replaced."""
+    async with ProbedBackend() as backend:
+        watch = {"watch": True, "interval_s": 0.05}
+        gateway = GatewayProcess(tmp_path, backends=[{"id": "one", "url": backend.base_url}], reload=watch)
+        for name in ("v1", "v2"):
+            (tmp_path / name).mkdir()
+        gateway.config_path.replace(tmp_path / "v1" / "homing.yaml")
+        (tmp_path / "..data").symlink_to("v1")
+        gateway.config_path.symlink_to("..data/homing.yaml")
+        text = (tmp_path / "v1" / "homing.yaml").read_text()
+        (tmp_path / "v2" / "homing.yaml").write_text(text + "drain_timeout_s: 7.0\n")
+        async with gateway:
+            (tmp_path / "..new").symlink_to("v2")
+            (tmp_path / "..new").replace(tmp_path / "..data")
+            await gateway.wait_for(lambda: gateway.events("config_reloaded") != [])
+            assert gateway.events("config_reloaded")[0]["changed"] == ["drain_timeout_s"]
