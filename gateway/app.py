@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,10 +23,9 @@ from gateway.admin.journal import Journal
 from gateway.admin.parts import AdminParts
 from gateway.admin.process_operations import describe_replica
 from gateway.authentication import Authentication
-from gateway.config import Config, ConfigError, Listen, key_secret
+from gateway.config import Config, ConfigError, key_secret
 from gateway.downstream.refusal import Refusal
-from gateway.downstream.server import ClientServer, make_server
-from gateway.downstream.tls import ListenerTls, make_server_context
+from gateway.downstream.server import make_server
 from gateway.facts_reader import BodyHelper, FactsReader, ParserPlan
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.discovery_sources import make_sources
@@ -41,7 +39,6 @@ from gateway.handover import Handover
 from gateway.intake import Intake
 from gateway.limits.admission import Admission
 from gateway.limits.tenant_limiter import TenantLimiter
-from gateway.listeners import Listener, open_tcp_sockets, open_unix_socket
 from gateway.logs import AccessLog, log_event
 from gateway.loop_lag import LoopLag
 from gateway.membership import Membership
@@ -55,6 +52,7 @@ from gateway.routing.failover import RetryBudget
 from gateway.routing.key_watch import KeyWatch
 from gateway.routing.router import Router
 from gateway.running import RunningRequests
+from gateway.serving import Contexts, Serving, read_contexts
 from gateway.sessions.open_store import (
     open_load_board,
     open_order_board,
@@ -72,8 +70,6 @@ LEAVING_NOTICE_S = 0.2
 """How long the gateway answers `not ready` before it stops accepting, so that a balancer can notice."""
 LAST_REQUESTS_S = 0.2
 """How long the requests of the last connections may take to arrive."""
-CLEANUP_TIMEOUT_S = 1.0
-"""How long connections may take to close when every request has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +78,7 @@ class Prepared:
 
     reader: FactsReader
     directory: Directory
-    data_tls: ssl.SSLContext | None
-    admin_tls: ssl.SSLContext | None
-
-
-MAX_ADMIN_LINE_BYTES = 64 * 1024
-"""Of a request line of the admin API: a query may name a session by a long id, escaped."""
+    contexts: Contexts
 
 
 class Gateway:
@@ -107,7 +98,7 @@ class Gateway:
         """`load` reads the configuration again, for a reload; `sockets` (data, admin) are inherited ones."""
         self.config = config
         self._environ, self._clock = environ, clock
-        self._sockets = dict(sockets or {})
+        self._serving = Serving(sockets or {})
         self.reloader: Reloader[Prepared] = Reloader(config, load=load or (lambda: config), target=self)
         self._siblings, self.metrics = siblings, GatewayMetrics(siblings)
         self._recording = record_path.open("ab") if record_path is not None else None
@@ -197,10 +188,6 @@ class Gateway:
         self.front.degraded = self._degraded
         self.loop_lag = LoopLag()
         self.metrics.add_state(lambda: state_metrics(self))
-        self._runners: list[web.BaseRunner] = []
-        self._server: ClientServer | None = None
-        self._listener: Listener | None = None
-        self._admin_listener: Listener | None = None
         self.port = self.admin_port = 0
 
     # -- life
@@ -219,20 +206,12 @@ class Gateway:
                 self._siblings.start(self.metrics.own_families)
             if self.config.sessions.store == "redis":
                 self.replica_link.start()
-            self._server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
-            self._listener = await self._listen(
-                web.ServerRunner(self._server, shutdown_timeout=CLEANUP_TIMEOUT_S), "data"
-            )
-            self.port = self._listener.port
+            contexts = read_contexts(self.config)
+            server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
+            self.port = await self._serving.open_data(server, self.config, contexts)
             if self.config.admin.is_enabled:
-                runner = web.AppRunner(
-                    self._admin_application(),
-                    access_log=None,
-                    max_line_size=MAX_ADMIN_LINE_BYTES,
-                    shutdown_timeout=CLEANUP_TIMEOUT_S,
-                )
-                self._admin_listener = await self._listen(runner, "admin")
-                self.admin_port = self._admin_listener.port
+                application = self._admin_application()
+                self.admin_port = await self._serving.open_admin(application, self.config, contexts)
         except BaseException:
             await self.stop(drain_timeout_s=0)
             raise
@@ -242,18 +221,13 @@ class Gateway:
         """Leave in order: not ready, no new connections, finish what runs, then close. Idempotent."""
         timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         self.front.is_leaving = True
-        if self._server is not None:
-            self._server.leave()
-        if self._listener is not None:
+        self._serving.leave()
+        if self._serving.is_open:
             await asyncio.sleep(min(LEAVING_NOTICE_S, timeout_s))
-            await self._listener.stop_accepting()
+            await self._serving.stop_accepting_clients()
             await asyncio.sleep(min(LAST_REQUESTS_S, timeout_s))
             await self._finish_running(timeout_s)
-        if self._admin_listener is not None:  # until now it showed how the leaving goes
-            await self._admin_listener.stop_accepting()
-        for runner in self._runners:
-            await runner.cleanup()
-        self._runners.clear()
+        await self._serving.close()
         await self.discovery.close()
         await self.membership.close()
         await self.replica_link.close()
@@ -282,24 +256,6 @@ class Gateway:
             log_event("drain_deadline", in_flight=len(self.running.tasks))
             await self.running.end_all()
 
-    async def _listen(self, runner: web.BaseRunner, name: str) -> Listener:
-        """Serve on the socket that we were given under this name, or open it."""
-        place = self.config.listen if name == "data" else self.config.admin
-        await runner.setup()
-        self._runners.append(runner)
-        assert runner.server is not None
-        own_path = None
-        if name in self._sockets:
-            sockets = [self._sockets.pop(name)]
-        elif isinstance(place, Listen) and place.unix_path is not None:
-            own_path = Path(place.unix_path)
-            sockets = [open_unix_socket(own_path)]
-        else:
-            sockets = await open_tcp_sockets(place.host, place.port, reuse_port=self.config.workers > 1)
-        listener = Listener(runner.server, sockets, own_path=own_path)
-        await listener.serve(_context_of(f"{'listen' if name == 'data' else 'admin'}.tls", place.tls))
-        return listener
-
     # -- reload
 
     def prepare(self, config: Config) -> Prepared:
@@ -308,16 +264,12 @@ class Gateway:
         return Prepared(
             reader=self._make_reader(config),
             directory=self.authentication.make_directory(config),
-            data_tls=_context_of("listen.tls", config.listen.tls),
-            admin_tls=_context_of("admin.tls", config.admin.tls),
+            contexts=read_contexts(config),
         )
 
     async def swap(self, config: Config, prepared: Prepared) -> None:
         """Take over. Only certificates are awaited, before anything else has changed."""
-        if self._listener is not None:
-            await self._listener.serve(prepared.data_tls)
-        if self._admin_listener is not None:
-            await self._admin_listener.serve(prepared.admin_tls)
+        await self._serving.use(prepared.contexts)
         self.authentication.take_over(prepared.directory)  # keys may have changed where options have not
         if config == self.config:
             return
@@ -424,13 +376,3 @@ def _open_tracing(config: Config) -> Tracing | None:
         return open_tracing(config.tracing)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def _context_of(path: str, settings: ListenerTls | None) -> ssl.SSLContext | None:
-    """Raises ConfigError with the path of the option."""
-    if settings is None:
-        return None
-    try:
-        return make_server_context(settings)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error

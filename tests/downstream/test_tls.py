@@ -147,8 +147,9 @@ async def test_a_client_that_reads_slowly_holds_the_backend_back(authority: Auth
 
 
 def _is_held_back(world: GatewayWorld) -> bool:
-    assert world.gateway._server is not None
-    return any(connection.writing_paused for connection in world.gateway._server.connections)
+    server = world.gateway._serving._server
+    assert server is not None
+    return any(connection.writing_paused for connection in server.connections)
 
 
 async def test_clients_must_show_a_certificate(authority: Authority, tmp_path: Path) -> None:
