@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import backend as fake
+from fakes.certificates import Authority
 from fakes.gateway_process import GatewayProcess
 from fakes.gateway_world import GatewayWorld, ProbedBackend
 
@@ -265,3 +268,29 @@ async def test_a_turned_link_is_noticed(tmp_path: Path) -> None:
             (tmp_path / "..new").replace(tmp_path / "..data")
             await gateway.wait_for(lambda: gateway.events("config_reloaded") != [])
             assert gateway.events("config_reloaded")[0]["changed"] == ["drain_timeout_s"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+async def test_a_rotated_certificate_is_noticed(tmp_path: Path) -> None:
+    """Files replaced on disk, no signal, no `reload.watch`: new connections see the new certificate."""
+    authority = Authority(tmp_path)
+    authority.issue("server")
+    files = {"cert_file": authority.path("server.pem"), "key_file": authority.path("server.key")}
+    async with ProbedBackend() as backend:
+        gateway = GatewayProcess(
+            tmp_path,
+            admin={"port": 0, "tls": files},
+            backends=[{"url": backend.base_url}],
+            reload={"interval_s": 0.05},
+        )
+        async with gateway:
+
+            def shown() -> str:
+                return ssl.get_server_certificate(("127.0.0.1", gateway.admin_port), timeout=5)
+
+            before = await asyncio.to_thread(shown)
+            authority.issue("server")
+            async with asyncio.timeout(20):
+                while await asyncio.to_thread(shown) == before:
+                    await asyncio.sleep(0.02)
+            assert await asyncio.to_thread(shown) == (tmp_path / "server.pem").read_text()

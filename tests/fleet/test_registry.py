@@ -174,3 +174,19 @@ def test_a_drain_for_one_life_does_not_touch_a_later_one() -> None:
     world.fleet.cordon(A)  # a later order replaces it whole
     world.fleet.observe_report(A, EngineReport(start_time_s=300.0))
     assert world.fleet.view.backends[A].state is BackendState.CORDONED
+
+
+def test_many_changes_may_be_one_view() -> None:
+    """A whole configuration is published once, with each flip told."""
+    world = World()
+    world.add(A)
+    world.bring_up(A)
+    num_views = len(world.views)
+    with world.fleet.one_change("configured"):
+        world.add(B)
+        world.fleet.drain(A, 60.0)
+        world.fleet.set_weight(A, 2.0)
+        assert len(world.views) == num_views
+    assert len(world.views) == num_views + 1
+    assert set(world.fleet.view.backends) == {A, B}
+    assert (world.changes[-1].after, world.changes[-1].reason) == (BackendState.DRAINING, "configured")

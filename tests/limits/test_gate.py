@@ -140,3 +140,24 @@ async def test_nothing_leaks_whatever_happens(seed: int) -> None:
     assert most_inside <= 3
     assert gate.is_unused
     assert (gate.num_inside, room.num_waiting) == (0, 0)
+
+
+async def test_new_places_go_to_those_who_wait_and_lost_ones_are_not_passed_on() -> None:
+    """More places: the line moves at once. Fewer: who is inside stays, nobody follows until there is room."""
+    gate = Gate(1, QueueRoom(10))
+    assert gate.try_enter()
+    first, second, third = waiting(gate, 1.0), waiting(gate, 2.0), waiting(gate, 3.0)
+    await settle()
+    gate.resize(2)
+    await settle()
+    assert (first.done(), second.done(), gate.num_inside) == (True, False, 2)
+    gate.resize(1)
+    gate.leave()
+    await settle()
+    assert (second.done(), gate.num_inside) == (False, 1)
+    gate.leave()
+    await second
+    gate.leave()
+    await third
+    gate.leave()
+    assert gate.is_unused

@@ -65,6 +65,22 @@ def play() -> list[bytes]:
     return lines
 
 
+def test_changed_settings_are_part_of_a_recording() -> None:
+    """A reload in the middle decides differently from there on, and replays the same."""
+    lines: list[bytes] = []
+    recorder = RecordingRouter(RoutingSettings(stay_margin_s=0.0), lines.append)
+    recorder.observe_view(fleet(*(backend(name) for name in names(3))), 0.0)
+    held = [recorder.decide(request("s0"), None, 0.0)]
+    for step in range(20):
+        recorder.reserve(request(f"s{step}", size=9000), held[0], 0.1)
+    settings = RoutingSettings(stay_margin_s=1e6)
+    moved = recorder.decide(request("s0"), bind(held[0]), 0.2)
+    recorder.reconfigure(settings)
+    stayed = recorder.decide(request("s0"), bind(held[0]), 0.2)
+    assert moved.backend_id != stayed.backend_id == held[0].backend_id
+    assert list(replay(lines)) == []
+
+
 def test_a_recording_replays_bit_for_bit() -> None:
     """Every decision of a long mixed run comes out equal, with all prices, from a new router."""
     lines = play()
