@@ -19,6 +19,7 @@ from gateway.siblings import Siblings
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0, 120.0)
 INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+QUEUE_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 OVERHEAD_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 DURATION_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0)
 
@@ -93,12 +94,17 @@ class GatewayMetrics:
             "Mean time between the tokens of one streamed answer",
             bounds=INTER_TOKEN_BUCKETS_S,
         )
+        self.queue_wait = Histogram(
+            "homing_queue_wait_seconds",
+            "How long a request waited for a place, whether it got one or not",
+            bounds=QUEUE_BUCKETS_S,
+        )
         self.duration = Histogram(
             "homing_request_duration_seconds", "Whole request", "api", bounds=DURATION_BUCKETS_S
         )
         self.overhead = Histogram(
             "homing_gateway_overhead_seconds",
-            "From request read to first byte sent upstream, the gateway's own part",
+            "From request received to first byte sent upstream, waits for a place left out",
             bounds=OVERHEAD_BUCKETS_S,
         )
 

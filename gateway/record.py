@@ -93,13 +93,16 @@ class Recorder:
             metrics.client_gone[api] += 1.0
         if turn.error is not None:
             metrics.errors[turn.error.source, turn.error.code] += 1.0
+        waited_s = turn.standing.waited_s if turn.standing is not None else 0.0
+        if waited_s > 0.0:
+            metrics.queue_wait.observe(waited_s)
         if turn.decision is None:
             return
         metrics.affinity[turn.affinity.value, turn.facts.key_source.value] += 1.0
         if turn.moved_reason is not None:
             metrics.moves[turn.moved_reason] += 1.0
         if turn.sent_s is not None:
-            metrics.overhead.observe(turn.sent_s - turn.started_s)
+            metrics.overhead.observe(turn.sent_s - turn.started_s - waited_s)
         turn_label = _turn_label(turn.binding)
         if turn.first_token_s is not None:
             metrics.time_to_first_token.observe(turn.first_token_s - turn.started_s, turn_label)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gateway.limits.allowance import REFUSAL_CAUSES
@@ -12,7 +12,7 @@ from gateway.limits.gate import REJECTION_CAUSES, QueueRoom
 from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.series import Counter, Gauge, Series
 from gateway.sessions.store import StoreStats
-from gateway.values import BackendState
+from gateway.values import BackendId, BackendState, FleetView
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -22,7 +22,7 @@ _SHOWN_STATES = tuple(one for one in BackendState if one is not BackendState.REM
 
 def state_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
     """All states of one gateway. O(backends); asks no network."""
-    yield from _fleet_metrics(gateway)
+    yield from fleet_metrics(gateway.fleet.view, gateway.router.in_flight)
     yield from _store_metrics(gateway.sessions.stats())
     yield from _queue_metrics(gateway.admission.room, gateway.limiter)
     in_flight = Gauge("homing_requests_in_flight", "Requests under way", is_summed=True)
@@ -49,7 +49,8 @@ def _reload_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
     yield from (generation, successful)
 
 
-def _fleet_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
+def fleet_metrics(view: FleetView, in_flight_on: Callable[[BackendId], int]) -> Iterator[Series[Any]]:
+    """Eight series per backend, for 1,000 backends 0.6 MB of the page."""
     state = Gauge("homing_backend_state", "1 for the state that each backend is in", "backend", "state")
     epoch = Gauge(
         "homing_backend_epoch", "Life of each backend's cache; grows when a new one begins", "backend"
@@ -58,20 +59,18 @@ def _fleet_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
         "homing_backend_in_flight", "Requests under way on each backend", "backend", is_summed=True
     )
     generation = Gauge("homing_fleet_generation", "Number of the current view of the fleet")
-    for backend_id, backend in gateway.fleet.view.backends.items():
+    for backend_id, backend in view.backends.items():
         for one in _SHOWN_STATES:
             state[backend_id, one.value] = float(one is backend.state)
         epoch[backend_id] = backend.epoch
-        in_flight[backend_id] = gateway.router.in_flight(backend_id)
-    generation[()] = gateway.fleet.view.generation
+        in_flight[backend_id] = in_flight_on(backend_id)
+    generation[()] = view.generation
     yield from (state, epoch, in_flight, generation)
 
 
 def _queue_metrics(room: QueueRoom, limiter: TenantLimiter) -> Iterator[Series[Any]]:
     depth = Gauge("homing_queue_depth", "Requests that wait for a place", is_summed=True)
     depth[()] = room.num_waiting
-    waits = Counter("homing_queue_waits", "Requests that got a place after a wait")
-    waits[()] = room.num_waited
     rejections = Counter(
         "homing_admission_rejections",
         "Requests refused for lack of room or for their tenant's limits",
@@ -81,7 +80,7 @@ def _queue_metrics(room: QueueRoom, limiter: TenantLimiter) -> Iterator[Series[A
         rejections[cause] = room.rejections[cause]
     for cause in REFUSAL_CAUSES:
         rejections[cause] = limiter.rejections[cause]
-    yield from (depth, waits, rejections)
+    yield from (depth, rejections)
 
 
 def _store_metrics(stats: StoreStats) -> Iterator[Series[Any]]:

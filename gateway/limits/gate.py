@@ -27,7 +27,6 @@ class QueueRoom:
     def __init__(self, size: int) -> None:
         self.size = size
         self.num_waiting = 0
-        self.num_waited = 0  # were served after a wait
         self.rejections: Counter[str] = Counter()  # by cause
 
     def refuse(self, cause: str, message: str) -> Overloaded:
@@ -71,7 +70,6 @@ class Gate:
         timer = loop.call_later(timeout_s, self._give_up, ticket, called, timeout_s)
         try:
             await called
-            room.num_waited += 1
         except asyncio.CancelledError:
             if called.done() and not called.cancelled() and called.exception() is None:
                 self.leave()  # a place had just been given to us
