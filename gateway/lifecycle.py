@@ -77,10 +77,11 @@ class _Process:
             watch.start()
         notify_ready(os.environ)
         await stop.wait()
-        notify_stopping(os.environ)
         log_event("gateway_leaving", in_flight=gateway.proxy.num_in_flight)
         for watch in (self._config_watch, self._certificate_watch):
             await watch.close()
+        await asyncio.gather(*self._reloads, return_exceptions=True)
+        notify_stopping(os.environ)
         await self._leave(hurry)
         log_event("gateway_stopped")
         return 0

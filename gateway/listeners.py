@@ -49,6 +49,9 @@ class Listener:
         except BaseException:
             _close(servers)
             raise
+        if not self._sockets:  # stopped meanwhile
+            _close(servers)
+            return
         _close(self._servers)
         self._servers, self._tls = servers, tls
 

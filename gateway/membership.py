@@ -104,6 +104,6 @@ class Membership:
                 break
             await asyncio.sleep(DEPARTURE_LOOK_S)
         del self._departures[backend_id]
-        if backend_id in self._fleet.view.backends:
+        if self._fleet.drain_left_s(backend_id) is not None:  # else an operator removed or kept it
             self._fleet.remove(backend_id)
             log_event("backend_left", backend=backend_id)

@@ -107,7 +107,7 @@ class Reloader(Generic[_P]):
                 config, prepared = await asyncio.to_thread(self._read, load)
                 changed = changed_paths(self.config, config)
                 await self._target.swap(config, prepared)
-            except (ConfigError, OSError) as error:
+            except (ConfigError, ValueError, OSError) as error:
                 return self._reject((str(error),))
             except _NeedsRestart as error:
                 return self._reject(tuple(f"{path}: needs a restart" for path in error.paths), error.changed)

@@ -30,6 +30,7 @@ def inherited_sockets(environ: Mapping[str, str], *, is_worker: bool) -> dict[st
     sockets = {name: socket.socket(fileno=fd) for name, fd in inherited_names(environ, owner).items()}
     for sock in sockets.values():
         sock.setblocking(False)
+        sock.set_inheritable(False)
     return sockets
 
 

@@ -84,6 +84,21 @@ async def test_a_backend_named_again_before_it_left_stays() -> None:
         await running
 
 
+async def test_an_operator_may_keep_a_backend_that_the_file_dropped() -> None:
+    """An undrain over the admin API while it is leaving: it stays, until it is removed there."""
+    gate = asyncio.Event()
+    async with GatewayWorld(num_backends=1) as world:
+        world.backends[0].default = fake.stream(EVENT, b"data: [DONE]\n\n", gates={1: gate})
+        running = asyncio.ensure_future(world.chat("alice", stream=True))
+        await world.wait_for(lambda: world.gateway.router.in_flight("b0") == 1)  # type: ignore[arg-type]
+        await reload(world, backends=[])
+        await world.admin.post("/admin/v1/backends/b0/undrain")
+        gate.set()
+        await running
+        await world.wait_for(lambda: not world.gateway.membership._departures)
+        assert world.state(0) == "ready"
+
+
 async def test_what_operators_did_stays() -> None:
     """A backend added by the admin API, a weight set there and a removal outlive an unrelated reload."""
     async with GatewayWorld(num_backends=3) as world, ProbedBackend() as extra:
