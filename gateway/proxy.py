@@ -24,33 +24,32 @@ from typing import cast
 
 from aiohttp import web
 
+from gateway.answer_head import answer_headers
 from gateway.config import Config
 from gateway.downstream.relay import ClientRelay, close_response
 from gateway.downstream.tunnel import tunnel
 from gateway.errors import GatewayError, ShuttingDown, UpstreamError, UpstreamUnavailable
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
+from gateway.forward import Forwarder
 from gateway.handover import Handover
 from gateway.intake import Intake
 from gateway.limits.admission import Admission, Standing
-from gateway.limits.rests import parse_retry_after
 from gateway.metrics import GatewayMetrics
 from gateway.observe import AnswerObserver
 from gateway.record import CLIENT_CLOSED_REQUEST, Recorder
 from gateway.routing.failover import RetryBudget, may_try_another
-from gateway.routing.health import Outcome, outcome_of_status
+from gateway.routing.health import Outcome
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
 from gateway.running import RunningRequests
 from gateway.sessions.store import SessionStore
-from gateway.tracing import RawHeaders, Tracing
+from gateway.tracing import Tracing
 from gateway.turn import Turn
 from gateway.upstream.exchange import Exchange
-from gateway.upstream.pool import UpstreamPool
 from gateway.values import Affinity, Binding, Decision
-from gateway.wire.cache_salt import SALTED_ENGINES, with_cache_salt
 from gateway.wire.error_bodies import stream_error
-from gateway.wire.headers import RequestHeads, find_header, response_headers
+from gateway.wire.headers import find_header
 from gateway.wire.routes import Route
 
 MAX_BINDING_RACES = 3
@@ -88,8 +87,8 @@ class Proxy:
         self._admission = parts.admission
         self._has_backend_gates = parts.admission.has_backend_gates
         self.intake = parts.intake
-        self._heads = RequestHeads(
-            parts.config.headers, passes_credentials=parts.config.passes_client_credentials
+        self._forwarder = Forwarder(
+            parts.config, parts.fleet, parts.pools, parts.admission.rests, clock=parts.clock
         )
         self._retries = parts.retries
         self._running = parts.running.tasks
@@ -200,7 +199,7 @@ class Proxy:
             turn.num_races += 1
             return None  # another request bound this session first: its home is known now
         try:
-            exchange = await self._forward(request, turn, decision)  # 5
+            exchange = await self._forwarder.open(request, turn, decision)  # 5
         except UpstreamError as error:
             self._note_failure(decision, error)
             if turn.trace is not None:
@@ -210,6 +209,8 @@ class Proxy:
             self._parts.metrics.retries[error.code] += 1.0
             turn.tried |= {decision.backend_id}
             return None
+        if turn.tried:
+            turn.affinity = Affinity.FAILOVER
         if exchange.status == 101:
             return await self._tunnel(request, turn, exchange)
         return await self._relay(request, turn, exchange, reservation)
@@ -248,63 +249,6 @@ class Proxy:
 
     # -- 5 forward
 
-    async def _forward(self, request: web.BaseRequest, turn: Turn, decision: Decision) -> Exchange:
-        """Send the received bytes; return once the response head is here. Raises UpstreamError."""
-        turn.num_attempts += 1
-        pool = self._parts.pools.get(decision.backend_id)
-        turn.sent_body = self._body_for(request, turn, decision)
-        head = self._request_head(request, turn, decision, pool)
-        if turn.sent_s is None:
-            turn.sent_s = self._clock()
-        exchange = await pool.open(head, turn.sent_body, method=request.method, may_upgrade=turn.is_upgrade)
-        retry_after_s = self._retry_after(exchange, decision) if exchange.status in (429, 503) else None
-        outcome = outcome_of_status(exchange.status, has_retry_after=retry_after_s is not None)
-        if outcome is not Outcome.SUCCESS:  # a good one counts when the answer is complete
-            self._parts.fleet.observe_outcome(decision.backend_id, outcome, f"status_{exchange.status}")
-        if exchange.status in self._failover.retry_statuses and self._has_alternative(turn, decision):
-            exchange.abort()
-            raise UpstreamUnavailable(
-                f"backend {decision.backend_id} answered {exchange.status}", retry_after_s=retry_after_s
-            )
-        return exchange
-
-    def _body_for(self, request: web.BaseRequest, turn: Turn, decision: Decision) -> bytes:
-        """The received bytes; with its tenant's salt for an engine that keeps caches apart by one."""
-        salt = turn.tenant.cache_salt
-        backend = self._parts.fleet.view.get(decision.backend_id) if salt is not None else None
-        if salt is None or backend is None or backend.engine not in SALTED_ENGINES:
-            return turn.body
-        return with_cache_salt(turn.api, turn.body, salt, request.headers.get("content-encoding"))
-
-    def _retry_after(self, exchange: Exchange, decision: Decision) -> float | None:
-        """What an overloaded backend asks for; it is then spared by new sessions."""
-        value = find_header(exchange.headers, b"retry-after")
-        seconds = None if value is None else parse_retry_after(value, time.time())
-        if seconds is not None:
-            self._admission.rests.note(decision.backend_id, seconds, self._clock())
-        return seconds
-
-    def _request_head(
-        self, request: web.BaseRequest, turn: Turn, decision: Decision, pool: UpstreamPool
-    ) -> bytes:
-        api_key = self._parts.fleet.api_key(decision.backend_id)
-        raw_headers: RawHeaders = request.raw_headers
-        if turn.trace is not None:
-            raw_headers = turn.trace.begin_attempt(
-                self._parts.fleet.view.get(decision.backend_id), raw_headers
-            )
-        has_body = bool(turn.body) or request.method in ("POST", "PUT", "PATCH")
-        return self._heads.build(
-            request.method,
-            pool.address.path_prefix.decode() + turn.target,
-            raw_headers,
-            host=pool.address.host_header.decode(),
-            body_length=len(turn.sent_body) if has_body else None,
-            request_id=turn.request_id,
-            authorization=f"Bearer {api_key}" if api_key else None,
-            is_upgrade=turn.is_upgrade,
-        )
-
     async def _relay(
         self, request: web.BaseRequest, turn: Turn, exchange: Exchange, reservation: Reservation
     ) -> web.StreamResponse:
@@ -320,7 +264,7 @@ class Proxy:
             relay.send_head(
                 exchange.status,
                 exchange.reason,
-                self._answer_headers(turn, exchange, is_event_stream),
+                answer_headers(turn, exchange, is_event_stream),
                 content_length=exchange.content_length,
                 is_event_stream=is_event_stream,
             )
@@ -345,9 +289,7 @@ class Proxy:
         """Join client and backend until one of them ends; at the drain deadline both do."""
         turn.status = exchange.status
         try:
-            return await tunnel(
-                request, exchange, self._answer_headers(turn, exchange, is_event_stream=False)
-            )
+            return await tunnel(request, exchange, answer_headers(turn, exchange, is_event_stream=False))
         except asyncio.CancelledError:
             if not self._parts.running.is_ending:
                 raise
@@ -384,31 +326,6 @@ class Proxy:
         )
         return turn.observer
 
-    def _answer_headers(
-        self, turn: Turn, exchange: Exchange, is_event_stream: bool
-    ) -> list[tuple[bytes, bytes]]:
-        """The backend's end-to-end headers, and what the gateway tells about its decision."""
-        assert turn.decision is not None
-        affinity = Affinity.FAILOVER if turn.tried else turn.affinity
-        turn.affinity = affinity
-        headers = response_headers(exchange.headers)
-        if turn.cors_headers:
-            headers = [one for one in headers if not one[0].startswith(b"access-control-")]
-            headers += turn.cors_headers
-        if turn.charge is not None:
-            headers = [one for one in headers if not one[0].startswith(b"x-ratelimit-")]
-            headers += [(name.encode(), value.encode()) for name, value in turn.charge.headers()]
-        if is_event_stream:
-            headers.append((b"x-accel-buffering", b"no"))  # nginx in front would hold events back
-        headers += [
-            (b"x-request-id", turn.request_id.encode()),
-            (b"x-homing-backend", turn.decision.backend_id.encode()),
-            (b"x-homing-affinity", affinity._value_.encode()),
-            (b"x-homing-key-source", turn.facts.key_source._value_.encode()),
-            (b"x-homing-reason", (turn.moved_reason or turn.decision.reason).encode()),
-        ]
-        return headers
-
     # -- 6 fail over
 
     def _note_failure(self, decision: Decision | None, error: UpstreamError) -> None:
@@ -422,16 +339,8 @@ class Proxy:
         return (
             may_try_another(error, num_attempts=turn.num_attempts, settings=self._failover)
             and turn.decision is not None
-            and self._has_alternative(turn, turn.decision)
+            and self._forwarder.has_alternative(turn, turn.decision)
             and self._retries.withdraw()
-        )
-
-    def _has_alternative(self, turn: Turn, decision: Decision) -> bool:
-        """Whether another backend is left that could take this request."""
-        excluded = turn.tried | {decision.backend_id}
-        return turn.num_attempts < self._failover.max_attempts and any(
-            backend.state.is_routable and backend_id not in excluded
-            for backend_id, backend in self._parts.fleet.view.backends.items()
         )
 
 
