@@ -19,8 +19,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
 from engine_adapter.engine.engine_stats import EngineStats
-from engine_adapter.engine.llm_engine import LLMEngine, StepOutput
+from engine_adapter.engine.llm_engine import LLMEngine
 from engine_adapter.engine.sequence import EngineRequest
+from engine_adapter.engine.step_output import StepOutput
 
 IDLE_TICK_S = 2.0  # how late an idle engine notices that a pin has expired
 

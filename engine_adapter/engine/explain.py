@@ -9,8 +9,9 @@ Changes nothing; a hit is not counted.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine_adapter.engine.block_hash import BlockHash, chain_hashes, encode_tokens, num_common_tokens
 from engine_adapter.engine.block_manager import BlockManager
@@ -36,6 +37,7 @@ class Explanation:
     cause: MissCause
     first_missing_token: int | None = None  # position where the cached prefix ends, or where texts part
     evicted_at_s: float | None = None  # on the engine's clock
+    tier_tokens: dict[str, int] = field(default_factory=dict)  # behind the cached ones, by slower tier
 
 
 def explain_prompt(
@@ -50,31 +52,30 @@ def explain_prompt(
     head = token_ids[: num_reusable * size]
     hashes = chain_hashes(namespace, head, size)
     num_cached = _num_cached(blocks, namespace, hashes, head)
-    facts = {
-        "num_tokens": len(token_ids),
-        "num_cached_tokens": num_cached * size,
-        "num_reusable_tokens": num_reusable * size,
-    }
+    explanation = functools.partial(
+        Explanation,
+        num_tokens=len(token_ids),
+        num_cached_tokens=num_cached * size,
+        num_reusable_tokens=num_reusable * size,
+    )
     if num_cached == num_reusable:
-        return Explanation(**facts, cause=MissCause.NONE if num_reusable else MissCause.TOO_SHORT)
+        return explanation(cause=MissCause.NONE if num_reusable else MissCause.TOO_SHORT)
     position = num_cached * size
     evicted_at_s = blocks.eviction_log.evicted_at_s(hashes[num_cached])
     if evicted_at_s is not None:
-        return Explanation(
-            **facts, cause=MissCause.EVICTED, first_missing_token=position, evicted_at_s=evicted_at_s
-        )
+        return explanation(cause=MissCause.EVICTED, first_missing_token=position, evicted_at_s=evicted_at_s)
     for other in other_namespaces:
         if (
             other != namespace
             and _num_cached(blocks, other, chain_hashes(other, head, size), head) > num_cached
         ):
-            return Explanation(**facts, cause=MissCause.OTHER_NAMESPACE, first_missing_token=position)
+            return explanation(cause=MissCause.OTHER_NAMESPACE, first_missing_token=position)
     parent = hashes[num_cached - 1] if num_cached else namespace
     missing = token_ids[position : position + size]
     shared = _longest_shared(blocks.prefix_cache.children_of(parent), missing)
     if shared is None:
-        return Explanation(**facts, cause=MissCause.NEVER_SEEN, first_missing_token=position)
-    return Explanation(**facts, cause=MissCause.DIFFERENT, first_missing_token=position + shared)
+        return explanation(cause=MissCause.NEVER_SEEN, first_missing_token=position)
+    return explanation(cause=MissCause.DIFFERENT, first_missing_token=position + shared)
 
 
 def _num_cached(

@@ -9,7 +9,7 @@ forgotten first. Holds hashes only.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine_adapter.engine.block_hash import BlockHash
 from engine_adapter.engine.prefix_cache import PrefixCache
@@ -59,6 +59,19 @@ class TagInventory:
         """Resident tokens of every tag that has any. O(sum of resident blocks)."""
         counts = {tag: self._num_resident(chain) * self._block_size for tag, chain in self._chains.items()}
         return {tag: count for tag, count in counts.items() if count}
+
+    def report_below(
+        self, count_following: Callable[[Sequence[BlockHash]], dict[str, int]]
+    ) -> dict[str, dict[str, int]]:
+        """Tokens of every tag that follow its resident ones and lie in a slower tier, by tier.
+
+        Args:
+            count_following: see `KVTiers.count_following`.
+        """
+        counts = {
+            tag: count_following(chain[self._num_resident(chain) :]) for tag, chain in self._chains.items()
+        }
+        return {tag: by_tier for tag, by_tier in counts.items() if any(by_tier.values())}
 
     def _num_resident(self, chain: Sequence[BlockHash]) -> int:
         count = 0

@@ -14,13 +14,13 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from engine_adapter.engine.block_hash import BlockHash, namespace_hash
+from engine_adapter.engine.block_hash import BlockHash, chain_hashes, namespace_hash
 from engine_adapter.engine.block_manager import BlockManager
 from engine_adapter.engine.engine_build import build_parts
 from engine_adapter.engine.engine_config import EngineConfig
@@ -33,9 +33,10 @@ from engine_adapter.engine.model_runner import ModelRunner, SampledTokens
 from engine_adapter.engine.pin_service import PinService
 from engine_adapter.engine.pins import PinTable
 from engine_adapter.engine.prefix_cache import CachedBlock
-from engine_adapter.engine.sampling import SamplingState, TokenLogprobs
+from engine_adapter.engine.sampling import SamplingState
 from engine_adapter.engine.scheduler import ScheduledSequence, Scheduler
 from engine_adapter.engine.sequence import EngineRequest, FinishReason, Sequence, Timings
+from engine_adapter.engine.step_output import StepOutput, output_of
 from engine_adapter.engine.tiers.kv_tiers import KVTiers
 from engine_adapter.engine.tokenizer import load_tokenizer
 
@@ -51,23 +52,6 @@ class BlockObserver(Protocol):
 
 class RequestRefused(ValueError):
     """The request can never run here; the message says which limit it breaks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutput:
-    """What one step did for one request."""
-
-    request_id: str
-    new_token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_cached_tokens: int  # prompt tokens whose KV was reused at the first admission
-    num_loaded_tokens: dict[str, int] = field(default_factory=dict)  # of these, by tier below the device
-    num_preemptions: int
-    timings: Timings
-    error: str | None = None
 
 
 class LLMEngine:
@@ -270,9 +254,11 @@ class LLMEngine:
 
     def explain(self, token_ids: list[int], cache_salt: str = "", adapter: str = "") -> Explanation:
         """Say how much of a prompt is cached now and why not more. Changes nothing."""
-        return explain_prompt(
-            self.blocks, self.namespace(cache_salt, adapter), token_ids, tuple(self._namespaces)
-        )
+        namespace, size = self.namespace(cache_salt, adapter), self.config.block_size
+        explanation = explain_prompt(self.blocks, namespace, token_ids, tuple(self._namespaces))
+        cached, reusable = explanation.num_cached_tokens // size, explanation.num_reusable_tokens // size
+        missing = chain_hashes(namespace, token_ids, size)[cached:reusable]
+        return replace(explanation, tier_tokens=self.tiers.count_following(missing))
 
     def stats(self) -> EngineStats:
         """Return gauges and counters of this moment. Changes nothing."""
@@ -348,7 +334,7 @@ class LLMEngine:
         # The newest token has no KV yet; drafts that were kept before it have.
         sequence.num_computed_tokens = sequence.num_tokens - 1
         sequence.finish_reason = reason
-        return self._output(sequence, reason, new_token_ids, tokens.logprobs[:num_new])
+        return output_of(sequence, reason, new_token_ids, tokens.logprobs[:num_new])
 
     def _retire(self, sequence: Sequence) -> None:
         """End a sequence: let its pin and its tags take note first, then free what it holds."""
@@ -373,13 +359,13 @@ class LLMEngine:
             item.sequence.finish_reason = FinishReason.ERROR
             self._retire(item.sequence)
             message = f"{type(error).__name__}: {error}"
-            outputs.append(self._output(item.sequence, FinishReason.ERROR, error=message))
+            outputs.append(output_of(item.sequence, FinishReason.ERROR, error=message))
         return outputs
 
     def _ended(self, sequence: Sequence) -> StepOutput | None:
         """Report a sequence that the scheduler ended."""
         self._take_leave(sequence)
-        return self._output(sequence, sequence.finish_reason)
+        return output_of(sequence, sequence.finish_reason)
 
     def _take_note(self, stored: list[CachedBlock]) -> None:
         """Tell the observer what the prefix cache lost and gained; in debug mode watch what it gained."""
@@ -395,27 +381,3 @@ class LLMEngine:
         self._namespaces.move_to_end(namespace)
         if len(self._namespaces) > MAX_REMEMBERED_NAMESPACES:
             self._namespaces.popitem(last=False)
-
-    def _output(
-        self,
-        sequence: Sequence,
-        reason: FinishReason | None,
-        new_token_ids: list[int] | None = None,
-        logprobs: list[TokenLogprobs | None] | None = None,
-        error: str | None = None,
-    ) -> StepOutput | None:
-        if sequence.request.is_internal:
-            return None
-        return StepOutput(
-            request_id=sequence.request_id,
-            new_token_ids=new_token_ids or [],
-            logprobs=logprobs or [],
-            finish_reason=reason,
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            num_output_tokens=sequence.num_output_tokens,
-            num_cached_tokens=sequence.num_cached_tokens or 0,
-            num_loaded_tokens=sequence.num_loaded_tokens,
-            num_preemptions=sequence.num_preemptions,
-            timings=sequence.timings,
-            error=error,
-        )

@@ -133,9 +133,15 @@ async def explain(request: web.Request) -> web.Response:
 
 
 async def inventory(request: web.Request) -> web.Response:
-    """`GET /v1/kv/inventory`: resident tokens of every tag that has any."""
-    report = await context_of(request).engine.call(lambda engine: engine.inventory.report())
-    return json_response({"resident_tokens": report})
+    """`GET /v1/kv/inventory`: tokens of every tag, on the device and behind those in slower tiers."""
+
+    def read(engine: LLMEngine) -> dict[str, object]:
+        return {
+            "resident_tokens": engine.inventory.report(),
+            "tier_tokens": engine.inventory.report_below(engine.tiers.count_following),
+        }
+
+    return json_response(await context_of(request).engine.call(read))
 
 
 async def tree(request: web.Request) -> web.Response:

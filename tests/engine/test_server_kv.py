@@ -14,6 +14,8 @@ import zmq.asyncio
 from engine.worker_app import Worker, running_worker
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
+from engine_adapter.engine.tiers.tier_config import TierConfig
+
 SYSTEM = {"role": "system", "content": "You are a very patient assistant."}
 USER = {"role": "user", "content": "hi"}
 
@@ -115,6 +117,36 @@ async def test_the_inventory_knows_the_gateways_tags(worker: Worker) -> None:
     assert list(report) == ["s1"]
     assert report["s1"] > 40
     assert (await (await worker.client.get("/v1/kv/tree")).json())["roots"]
+
+
+async def test_tiers_are_shown_and_a_restart_is_warm(checkpoint: Path, tmp_path: Path) -> None:
+    """Usage, inventory, explain and stats say in which tier a chat is; the next life finds it on the disk."""
+    tiers = TierConfig(disk_path=tmp_path, disk_bytes=1 << 22)
+    body = {"model": "tiny", "messages": [SYSTEM, USER], "max_tokens": 2}
+    async with running_worker(checkpoint, tiers=tiers) as worker:
+        await worker.client.post("/v1/chat/completions", json=body, headers={"X-Homing-Session-Tag": "s1"})
+        await worker.context.engine.call(lambda engine: engine.blocks.clear_cache())
+        await worker.context.engine.call(lambda engine: engine.tiers._writer.flush(30))
+        report = await (await worker.client.get("/v1/kv/inventory")).json()
+        assert report["resident_tokens"] == {}
+        assert report["tier_tokens"]["s1"]["disk"] > 40
+        stats = await (await worker.client.get("/v1/kv/stats")).json()
+        assert stats["tiers"]["disk"]["num_blocks"] > 10
+    async with running_worker(checkpoint, tiers=tiers) as worker:
+        explained = await (
+            await worker.client.post("/v1/kv/explain", json={"messages": [SYSTEM, USER]})
+        ).json()
+        assert explained["num_cached_tokens"] == 0
+        assert explained["tier_tokens"] == {"host": 0, "disk": explained["num_reusable_tokens"]}
+        answer = await (await worker.client.post("/v1/chat/completions", json=body)).json()
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == explained["num_reusable_tokens"]
+        assert answer["homing"]["cached_tokens_by_tier"] == {"device": 0, "host": 0, "disk": cached}
+        page = await (await worker.client.get("/metrics")).text()
+        assert f'homing_worker_tier_hit_tokens_total{{tier="disk"}} {float(cached)}' in page
+        assert (await (await worker.client.post("/v1/kv/clear")).json())["cleared_blocks"] > 0
+        stats = await (await worker.client.get("/v1/kv/stats")).json()
+        assert stats["tiers"]["disk"]["num_blocks"] == 0
 
 
 async def test_pins_come_back_after_a_restart(checkpoint: Path, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import torch
 
 from engine_adapter.engine.block_hash import root_hash
 from engine_adapter.engine.engine_config import EngineConfig
-from engine_adapter.engine.llm_engine import LLMEngine, StepOutput
+from engine_adapter.engine.llm_engine import LLMEngine
 from engine_adapter.engine.loader import LoadedModel, expected_shapes
 from engine_adapter.engine.model_config import ModelConfig
 from engine_adapter.engine.sampling import SamplingParams
 from engine_adapter.engine.sequence import EngineRequest
+from engine_adapter.engine.step_output import StepOutput
 
 TINY = ModelConfig(
     model_type="llama",

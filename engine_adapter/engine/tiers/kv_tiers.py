@@ -8,7 +8,7 @@ before the folder is given free. The way up is `tier_loads`, the way down `tier_
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine_adapter.engine.block_hash import BlockHash
 from engine_adapter.engine.block_manager import BlockManager
@@ -43,6 +43,7 @@ class KVTiers:
         """
         self._config = config
         self._storage = storage
+        self._block_size = blocks.block_size
         self._host: HostTier | None = None
         self._disk: DiskTier | None = None
         self._writer: DiskWriter | None = None
@@ -80,6 +81,16 @@ class KVTiers:
         if self._disk is not None and self._disk.find(block_hash) is not None:
             return Tier.DISK
         return None
+
+    def count_following(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
+        """Return the tokens of a chain's head that could be loaded now, by tier. Changes nothing."""
+        counts = dict.fromkeys((tier.value for tier in Tier), 0)
+        for block_hash in hashes:
+            tier = self.find(block_hash)
+            if tier is None:
+                break
+            counts[tier.value] += self._block_size
+        return counts
 
     def observe_step(self, num_prompt_tokens: int, duration_s: float) -> None:
         """Let the planner know how long computing takes here."""
