@@ -1,19 +1,26 @@
 """Matrix products of the forward pass, with weights laid out for this processor.
 
-oneDNN multiplies faster by a weight it has reordered once, above all for few rows, as in decoding. torch
-reaches that only through private operators, so they are tried once per (dtype, device), compared with
-`F.linear`, and left alone wherever they are missing, fail or differ. The packed copy replaces the weight.
+Decoding multiplies few rows by all weights, so it waits for memory: half as many bytes is twice the speed.
+Checkpoints are published in bf16 or fp16, and an fp32 copy of such a weight is, but for bits below 2**-25,
+an fp16 number again. FBGEMM multiplies fp32 rows by fp16 weights and sums in fp32, so where every weight
+survives the way to fp16 and back the product is the fp32 one, up to the order of its sums, at half the
+memory. Where it does not (weights trained or merged in fp32), and for bf16 rows, oneDNN multiplies by a
+weight that it has reordered once. torch reaches both through operators that may be missing, so each is tried
+once, compared with `F.linear`, and left alone where it fails or differs. The copy replaces the weight.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 PACK_BATCH_HINT = 8  # rows that oneDNN optimises the layout for: between one decode and a small batch
+MAX_HALVING_ERROR = 2.0**-25  # half of fp16's smallest number
+HALVING_CHUNK_ROWS = 4096  # of a weight, looked at together: the temporary copies stay small
 
 
 class Linear(Protocol):
@@ -21,11 +28,25 @@ class Linear(Protocol):
         """Multiply `(num_rows, in_features)` to `(num_rows, out_features)`."""
 
 
+LinearMaker = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, allow_packed: bool = True) -> Linear:
     """Return the fastest product by `weight` `(out_features, in_features)` that this machine has."""
-    if allow_packed and weight.device.type == "cpu" and packing_works(weight.dtype):
-        return _PackedLinear(weight, bias)
+    if allow_packed and weight.device.type == "cpu":
+        if is_halvable(weight) and product_works(_HalvedLinear, torch.float32):
+            return _HalvedLinear(weight, bias)
+        if product_works(_PackedLinear, weight.dtype):
+            return _PackedLinear(weight, bias)
     return _PlainLinear(weight, bias)
+
+
+def is_halvable(weight: torch.Tensor) -> bool:
+    """Whether a fp32 weight is made of fp16 numbers, up to `MAX_HALVING_ERROR`. Changes nothing."""
+    return weight.dtype is torch.float32 and all(
+        bool((chunk - chunk.half()).abs().max() <= MAX_HALVING_ERROR)
+        for chunk in torch.split(weight, HALVING_CHUNK_ROWS)
+    )
 
 
 class _PlainLinear:
@@ -48,16 +69,25 @@ class _PackedLinear:
         return product
 
 
+class _HalvedLinear:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(rows, self._packed)
+        return product
+
+
 @functools.cache
-def packing_works(dtype: torch.dtype) -> bool:
-    """Whether packed products exist for this dtype and agree with `F.linear` on a small example."""
-    if not torch._C._has_mkldnn:
-        return False
-    weight = torch.linspace(-1, 1, 48 * 32).reshape(48, 32).to(dtype)
+def product_works(make: LinearMaker, dtype: torch.dtype) -> bool:
+    """Whether a kind of product exists for this dtype and agrees with `F.linear` on a small example."""
+    weight = (torch.linspace(-1, 1, 48 * 32).reshape(48, 32)).half().to(dtype)
     rows = torch.linspace(-1, 1, 3 * 32).reshape(3, 32).to(dtype)
     bias = torch.linspace(-1, 1, 48).to(dtype)
     try:
-        packed = _PackedLinear(weight, bias)(rows)
+        product = make(weight, bias)(rows)
     except (RuntimeError, AttributeError):
         return False
-    return torch.allclose(packed.float(), functional.linear(rows, weight, bias).float(), rtol=2e-2, atol=2e-2)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    expected = functional.linear(rows, weight, bias).float()
+    return torch.allclose(product.float(), expected, rtol=tolerance, atol=tolerance)

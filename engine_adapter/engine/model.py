@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from engine_adapter.engine.linear import Linear, make_linear
+from engine_adapter.engine.linear import Linear, is_halvable, make_linear
 from engine_adapter.engine.model_config import ModelConfig
 from engine_adapter.engine.rope import RotaryEmbedding, rotate
 from paged_kv.attention import AttentionBackend
@@ -33,16 +33,16 @@ class LlamaModel:
         """
         self.config = config
         # Copies, here and below: one tensor that still lies in a mapped file keeps all of the file resident.
-        self.embedding = weights.pop("model.embed_tokens.weight").clone()
-        self.dtype = self.embedding.dtype
-        self.device = self.embedding.device
+        embedding = weights.pop("model.embed_tokens.weight").clone()
+        self.dtype, self.device = embedding.dtype, embedding.device
+        self._embedding = embedding.half() if is_halvable(embedding) else embedding
         self.rope = RotaryEmbedding(config, self.device)
         self.layers = [
             DecoderLayer(config, weights, index, allow_packed=allow_packed)
             for index in range(config.num_hidden_layers)
         ]
         self.final_norm = weights.pop("model.norm.weight").clone()
-        head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight").clone()
+        head = embedding if config.tie_word_embeddings else weights.pop("lm_head.weight").clone()
         self.head = make_linear(head, None, allow_packed=allow_packed)
 
     def forward(
@@ -64,7 +64,7 @@ class LlamaModel:
         Returns:
             `(num_rows, vocab_size)` fp32, or None. Changes: KV at the batch's slots.
         """
-        hidden = functional.embedding(token_ids, self.embedding)
+        hidden = functional.embedding(token_ids, self._embedding).to(self.dtype)
         cos, sin = self.rope.cos_sin(positions, self.dtype)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
@@ -135,7 +135,7 @@ class DecoderLayer:
             hidden, attended = hidden[keep_rows], attended[keep_rows]
         hidden = hidden + self._attention_out(attended)
         gate, up = self._gate_up(rms_norm(hidden, self._mlp_norm, eps)).chunk(2, dim=-1)
-        return hidden + self._down(functional.silu(gate) * up)
+        return hidden + self._down(functional.silu(gate).mul_(up))
 
     def _project(
         self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -156,6 +156,8 @@ class DecoderLayer:
 
 def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Scale rows to unit mean square, in fp32, then by `weight` in the rows' dtype."""
+    if rows.dtype is torch.float32:  # the same arithmetic in half the time
+        return functional.rms_norm(rows, weight.shape, weight, eps)
     wide = rows.float()
     wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     return weight * wide.to(rows.dtype)

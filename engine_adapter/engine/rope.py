@@ -23,17 +23,18 @@ class RotaryEmbedding:
         self.inv_freq = self.inv_freq.to(device)
 
     def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin for positions `(num_tokens,)`, each `(num_tokens, 1, head_dim)`."""
-        angles = positions.float()[:, None] * self.inv_freq
-        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
+        """Return cos and sin for positions `(num_tokens,)`, each `(num_tokens, 1, head_dim)`.
+
+        The first half of sin is negated, which is the sign of the partner in `rotate`.
+        """
+        angles = (positions.float()[:, None] * self.inv_freq)[:, None, :]
         cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
-        return cos.to(dtype), sin.to(dtype)
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turn heads `(num_tokens, num_heads, head_dim)`; element i is paired with i + head_dim / 2."""
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, dims=-1), sin)
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from engine_adapter.engine.kv_storage import KVStorage
-from engine_adapter.engine.linear import make_linear, packing_works
+from engine_adapter.engine.linear import _PackedLinear, is_halvable, make_linear, product_works
 from engine_adapter.engine.loader import expected_shapes
 from engine_adapter.engine.model import LlamaModel, rms_norm
 from engine_adapter.engine.model_config import ModelConfig, RopeType, UnsupportedModel
@@ -162,13 +162,36 @@ def test_broken_private_operators_fall_back(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("no such operator here")
 
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse)
-    packing_works.cache_clear()
+    product_works.cache_clear()
     try:
-        assert packing_works(torch.float32) is False
+        assert product_works(_PackedLinear, torch.float32) is False
         rows, weight = torch.randn(2, 8), torch.randn(4, 8)
         torch.testing.assert_close(make_linear(weight, None)(rows), rows @ weight.T)
     finally:
-        packing_works.cache_clear()
+        product_works.cache_clear()
+
+
+def test_weights_that_are_fp16_numbers_are_kept_as_such() -> None:
+    """A bf16 checkpoint gives the fp32 product for any number of rows, with a bias or without."""
+    weight, bias = torch.randn(100, 24).bfloat16().float(), torch.randn(100)
+    weight[0, 0] = 2.0**-18 * 1.4921875  # a bf16 number below fp16's normal range
+    assert is_halvable(weight)
+    for num_rows in (1, 2, 7, 40):
+        rows = torch.randn(num_rows, 24)
+        for given in (None, bias):
+            product = make_linear(weight.clone(), given)(rows)
+            torch.testing.assert_close(
+                product, torch.nn.functional.linear(rows, weight, given), rtol=1e-5, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("value", [0.1, 70_000.0, float("inf"), float("nan")])
+def test_other_weights_keep_all_their_bits(value: float) -> None:
+    """One number that fp16 does not have, too long or too large, and the weight stays fp32."""
+    weight = torch.ones(5000, 4)
+    assert is_halvable(weight)
+    weight[4999, 3] = value
+    assert not is_halvable(weight)
 
 
 def test_rms_norm_computes_in_fp32() -> None:
