@@ -50,6 +50,7 @@ from gateway.replay.recording import RecordingRouter
 from gateway.replica import ReplicaLink
 from gateway.routing.failover import RetryBudget
 from gateway.routing.key_watch import KeyWatch
+from gateway.routing.ring import Ring
 from gateway.routing.router import Router
 from gateway.running import RunningRequests
 from gateway.serving import Contexts, Serving, read_contexts
@@ -261,6 +262,8 @@ class Gateway:
     def prepare(self, config: Config) -> Prepared:
         """Make what can fail. Raises ConfigError. Changes nothing."""
         self.membership.check(self.config.backends, config.backends)
+        weights = {BackendId(one.backend_id): one.weight for one in config.backends}
+        Ring(weights, config.routing.virtual_nodes)  # the ring of the swap then finds the points made
         return Prepared(
             reader=self._make_reader(config),
             directory=self.authentication.make_directory(config),

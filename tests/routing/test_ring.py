@@ -8,8 +8,9 @@ from itertools import islice
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from uhashring import HashRing
 
-from gateway.routing.ring import Ring
+from gateway.routing.ring import Ring, key_hash
 from gateway.values import BackendId
 
 KEYS = [f"session-{number}" for number in range(2000)]
@@ -21,6 +22,15 @@ def ring_of(names: list[str], weight: float = 1.0, virtual_nodes: int = 160) -> 
 
 def owner(ring: Ring, key: str) -> str:
     return next(ring.walk(key))
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.sampled_from([0.0, 0.1, 1.0, 2.5])))
+def test_the_points_are_those_of_one_hash_ring(weights: dict[str, float]) -> None:
+    """Backends' points are computed apart and merged; a HashRing of all of them has the same."""
+    nodes = {name: {"vnodes": max(1, round(8 * weight))} for name, weight in weights.items() if weight}
+    whole = HashRing(nodes, hash_fn=key_hash).get_points()
+    ring = Ring({BackendId(name): weight for name, weight in weights.items()}, 8)
+    assert list(ring.points()) == [(point, BackendId(name)) for point, name in whole]
 
 
 @given(st.permutations(["a", "b", "c", "d", "e"]), st.lists(st.text(), max_size=20))
