@@ -80,8 +80,9 @@ class RouteTable:
         """
         route = self._table.get(target) or self._find(target)
         if method not in route.methods:
-            allow = ", ".join(route.methods)
-            raise MethodNotAllowed(f"{route.path} does not take this method; use {allow}", allow=allow)
+            methods = ", ".join(route.methods)
+            allow = f"{methods}, OPTIONS"  # which `lookup` serves
+            raise MethodNotAllowed(f"{route.path} does not take this method; use {methods}", allow=allow)
         return route
 
     def lookup(self, target: str) -> Route:

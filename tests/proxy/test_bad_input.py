@@ -77,7 +77,7 @@ async def test_wrong_paths_and_methods_are_json_errors(method: str, path: str, s
         if method != "HEAD":
             assert answer.json()["error"]["message"]
         if status == 405:
-            assert answer.headers["allow"] == "POST"
+            assert answer.headers["allow"] == "POST, OPTIONS"
 
 
 @pytest.mark.parametrize("path", [CHAT + "/", "//v1/chat/completions", "/v1//chat/completions"])

@@ -129,7 +129,7 @@ def test_a_wrong_method_is_told_the_right_ones(
     """405 names the methods that work; methods are case-sensitive."""
     with pytest.raises(MethodNotAllowed) as caught:
         table.match(method, target)
-    assert caught.value.allow == allow
+    assert caught.value.allow == f"{allow}, OPTIONS"
 
 
 def test_a_lookup_without_method_serves_preflights(table: RouteTable) -> None:
