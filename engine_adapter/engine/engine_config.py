@@ -36,6 +36,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens; None: what the model was made for
     max_batch_tokens: int = 512
     max_prefill_tokens_beside_decodes: int = 128
+    max_step_s: float | None = None  # how long a step with prompts may take, half beside decodes; None: any
     max_num_sequences: int = 32
     max_num_waiting: int = 1024
     enable_prefix_caching: bool = True
@@ -80,6 +81,7 @@ class EngineConfig:
         return SchedulerConfig(
             max_batch_tokens=self.max_batch_tokens,
             max_prefill_tokens_beside_decodes=self.max_prefill_tokens_beside_decodes,
+            max_step_s=self.max_step_s,
             max_num_sequences=self.max_num_sequences,
             max_num_waiting=self.max_num_waiting,
             num_draft_tokens=self.num_draft_tokens,

@@ -213,7 +213,9 @@ class LLMEngine:
                 logger.exception("engine_step_failed")
                 outputs.extend(self._fail(batch.scheduled, error))
             else:
-                self.tiers.observe_step(batch.num_prompt_tokens, self._clock() - started_s)
+                elapsed_s = self._clock() - started_s
+                self.scheduler.observe_step(batch, elapsed_s)
+                self.tiers.observe_step(batch.num_prompt_tokens, elapsed_s)
                 outputs.extend(self._postprocess(batch.scheduled, sampled, computed))
         elif self.tiers.loads.is_loading:
             self.tiers.loads.wait()

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from engine_adapter.engine.block_manager import BlockManager
 from engine_adapter.engine.prompt_lookup import propose_drafts
 from engine_adapter.engine.sequence import FinishReason, Sequence, SequenceStatus
+from engine_adapter.engine.step_pace import StepPace
 from engine_adapter.engine.waiting_queue import WaitingQueue
 
 
@@ -34,6 +35,7 @@ class SchedulerConfig:
 
     max_batch_tokens: int = 512
     max_prefill_tokens_beside_decodes: int = 128
+    max_step_s: float | None = None  # prompts get fewer tokens per step where it would take longer
     max_num_sequences: int = 32
     max_num_waiting: int = 1024
     num_draft_tokens: int = 0  # prompt-lookup guesses beside each decode
@@ -48,6 +50,8 @@ class SchedulerConfig:
             )
         if self.max_prefill_tokens_beside_decodes < 1:
             raise ValueError("max_prefill_tokens_beside_decodes must be at least 1")
+        if self.max_step_s is not None and self.max_step_s <= 0:
+            raise ValueError("max_step_s must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,7 @@ class Scheduler:
         """
         self.config = config
         self.blocks = blocks
+        self.pace = StepPace(config.max_step_s)
         self._on_admitted = on_admitted
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
@@ -139,6 +144,12 @@ class Scheduler:
         for item in batch.scheduled:
             self.waiting.charge(item.sequence.request.cache_salt, item.num_new_tokens)
         return batch
+
+    def observe_step(self, batch: ScheduledBatch, elapsed_s: float) -> None:
+        """Learn how long a step took. Changes: how many prompt tokens the next one may take."""
+        num_prompt_tokens = batch.num_prompt_tokens
+        has_decodes = batch.num_tokens > num_prompt_tokens
+        self.pace.record(num_prompt_tokens, elapsed_s, has_decodes=has_decodes)
 
     def _expire(self, now_s: float, batch: ScheduledBatch) -> None:
         for sequence in list(self.waiting):
@@ -216,6 +227,7 @@ class Scheduler:
         budget = self.config.max_batch_tokens - batch.num_tokens
         if batch.scheduled:
             budget = min(budget, self.config.max_prefill_tokens_beside_decodes)
+        budget = self.pace.cap(budget, has_decodes=bool(batch.scheduled))
         decoding = {item.sequence.request_id for item in batch.scheduled}
         prompts = [item for item in self.running if item.request_id not in decoding and item.load is None]
         for sequence, num_new_tokens in share_prefill_budget(prompts, budget):

@@ -57,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--block-size", type=int, default=defaults.block_size, help="tokens per KV block")
     add("--max-model-len", type=int, help="context limit in tokens (default: the model's)")
     add("--max-batch-tokens", type=int, default=defaults.max_batch_tokens, help="tokens per step")
+    add(
+        "--max-step-seconds",
+        type=float,
+        default=0.5,
+        help="prompts are cut so that no step takes longer, and half of it beside running streams",
+    )
     add("--max-num-sequences", type=int, default=defaults.max_num_sequences, help="size of the batch")
     add("--max-num-waiting", type=int, default=defaults.max_num_waiting, help="queue limit, then 503")
     add("--max-queue-seconds", type=float, default=120.0, help="waiting limit per request, then 503")
@@ -119,6 +125,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
             num_kv_blocks=options.num_kv_blocks,
             max_model_len=options.max_model_len,
             max_batch_tokens=options.max_batch_tokens,
+            max_step_s=options.max_step_seconds,
             max_num_sequences=options.max_num_sequences,
             max_num_waiting=options.max_num_waiting,
             enable_prefix_caching=not options.no_prefix_caching,

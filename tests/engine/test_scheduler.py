@@ -26,9 +26,12 @@ ROOT = root_hash({"model": "fake"})
 class FakeEngine:
     """A scheduler whose every sampled token is `position % 7`."""
 
-    def __init__(self, *, num_blocks: int = 16, block_size: int = 2, **limits: int) -> None:
+    def __init__(
+        self, *, num_blocks: int = 16, block_size: int = 2, token_s: float = 0.0, **limits: int
+    ) -> None:
         self.blocks = BlockManager(BlockPool(num_blocks), block_size)
         self.scheduler = Scheduler(SchedulerConfig(**limits), self.blocks)
+        self.token_s = token_s  # what a token takes on the simulated machine
         self.live: dict[str, Sequence] = {}
         self.ended: dict[str, Sequence] = {}
         self.num_added = 0
@@ -68,6 +71,7 @@ class FakeEngine:
 
     def step(self, now_s: float = 0.0) -> ScheduledBatch:
         batch = self.scheduler.schedule(now_s)
+        self.scheduler.observe_step(batch, batch.num_tokens * self.token_s)
         for sequence in batch.finished:
             self.ended[sequence.request_id] = self.live.pop(sequence.request_id)
         for item in batch.scheduled:
@@ -105,6 +109,19 @@ def test_decodes_go_on_beside_a_long_prompt() -> None:
         work = engine.work(engine.step())
         assert work["r0"] == 1
         assert work["r1"] == 4
+
+
+def test_a_slow_machine_cuts_prompts_smaller() -> None:
+    """With an allowed time, chunks shrink to what fits in it, and to half of that beside a decode."""
+    engine = FakeEngine(
+        num_blocks=1024, max_batch_tokens=512, max_num_sequences=4, max_step_s=1, token_s=0.01
+    )
+    engine.add(list(range(800)), max_tokens=40)
+    assert [engine.step().num_tokens for _ in range(6)][-1] in range(95, 101)
+    while not engine.live["r0"].is_decoding:
+        engine.step()
+    engine.add([7] * 100 + list(range(600)))
+    assert [engine.step().num_tokens for _ in range(6)][-1] in range(48, 53)
 
 
 def test_a_step_never_exceeds_its_budget() -> None:
@@ -271,11 +288,12 @@ def test_waiting_for_a_prefix_ends_when_its_computer_is_aborted() -> None:
         {"max_num_sequences": 0},
         {"max_batch_tokens": 3, "max_num_sequences": 4},
         {"max_prefill_tokens_beside_decodes": 0},
+        {"max_step_s": 0},
     ],
 )
 def test_contradictory_limits_are_refused(limits: dict[str, int]) -> None:
     """Limits under which a step could not serve everybody fail at start."""
-    with pytest.raises(ValueError, match=r"at least|less than"):
+    with pytest.raises(ValueError, match=r"at least|less than|above"):
         SchedulerConfig(**limits)
 
 
