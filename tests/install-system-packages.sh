@@ -8,6 +8,7 @@ need redis-server redis-server
 need redis-sentinel redis-sentinel
 need redis-cli redis-tools
 need g++ g++
+need promtool prometheus
 need haproxy haproxy
 need nginx nginx-light
 need systemd-analyze systemd
