@@ -43,7 +43,8 @@ from gateway.logs import AccessLog, log_event
 from gateway.loop_lag import LoopLag
 from gateway.membership import Membership
 from gateway.metrics import GatewayMetrics, status_label
-from gateway.proxy import Proxy, ProxyParts
+from gateway.proxy import Proxy
+from gateway.proxy_parts import ProxyParts
 from gateway.record import Recorder
 from gateway.reload import Reloader
 from gateway.replay.recording import RecordingRouter

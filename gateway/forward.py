@@ -8,21 +8,18 @@ head that another backend can better becomes an UpstreamError. What happens to t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from aiohttp import web
 
-from gateway.config import Config
-from gateway.errors import UpstreamUnavailable
-from gateway.fleet.pools import UpstreamPools
-from gateway.fleet.registry import Fleet
-from gateway.limits.rests import Rests, parse_retry_after
+from gateway.errors import UpstreamError, UpstreamUnavailable
+from gateway.limits.rests import parse_retry_after
+from gateway.proxy_parts import ProxyParts
 from gateway.routing.health import Outcome, outcome_of_status
 from gateway.tracing import RawHeaders
 from gateway.turn import Turn
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.pool import UpstreamPool
-from gateway.values import Decision
+from gateway.values import BackendId, Decision
 from gateway.wire.cache_salt import SALTED_ENGINES, with_cache_salt
 from gateway.wire.headers import RequestHeads, find_header
 
@@ -30,10 +27,10 @@ from gateway.wire.headers import RequestHeads, find_header
 class Forwarder:
     """Opens exchanges under one configuration."""
 
-    def __init__(
-        self, config: Config, fleet: Fleet, pools: UpstreamPools, rests: Rests, *, clock: Callable[[], float]
-    ) -> None:
-        self._fleet, self._pools, self._rests, self._clock = fleet, pools, rests, clock
+    def __init__(self, parts: ProxyParts) -> None:
+        self._fleet, self._pools, self._metrics = parts.fleet, parts.pools, parts.metrics
+        self._rests, self._clock = parts.admission.rests, parts.clock
+        config = parts.config
         self._failover = config.failover
         self._heads = RequestHeads(config.headers, passes_credentials=config.passes_client_credentials)
 
@@ -91,6 +88,12 @@ class Forwarder:
             authorization=f"Bearer {api_key}" if api_key else None,
             is_upgrade=turn.is_upgrade,
         )
+
+    def note_failure(self, backend_id: BackendId, error: UpstreamError) -> None:
+        """Count a failed attempt, against its backend's health too."""
+        self._metrics.upstream_errors[backend_id, error.code] += 1.0
+        if not isinstance(error, UpstreamUnavailable):  # its status was judged when it came
+            self._fleet.observe_outcome(backend_id, Outcome.FAILURE, error.code)
 
     def has_alternative(self, turn: Turn, decision: Decision) -> bool:
         """Whether another backend is left that could take this request."""

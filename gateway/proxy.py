@@ -17,34 +17,23 @@ backend is chosen (`routing`), what bytes mean (`wire`) or how sockets behave (`
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 from aiohttp import web
 
 from gateway.answer_head import answer_headers
-from gateway.config import Config
 from gateway.downstream.relay import ClientRelay, close_response
 from gateway.downstream.tunnel import tunnel
-from gateway.errors import GatewayError, ShuttingDown, UpstreamError, UpstreamUnavailable
-from gateway.fleet.pools import UpstreamPools
-from gateway.fleet.registry import Fleet
+from gateway.errors import GatewayError, ShuttingDown, UpstreamError
 from gateway.forward import Forwarder
-from gateway.handover import Handover
-from gateway.intake import Intake
-from gateway.limits.admission import Admission, Standing
-from gateway.metrics import GatewayMetrics
+from gateway.hedge import Hedge, may_hedge
+from gateway.limits.admission import Standing
 from gateway.observe import AnswerObserver
-from gateway.record import CLIENT_CLOSED_REQUEST, Recorder
-from gateway.routing.failover import RetryBudget, may_try_another
+from gateway.proxy_parts import ProxyParts
+from gateway.record import CLIENT_CLOSED_REQUEST
+from gateway.routing.failover import may_try_another
 from gateway.routing.health import Outcome
 from gateway.routing.reservation import Reservation
-from gateway.routing.router import Router
-from gateway.running import RunningRequests
-from gateway.sessions.store import SessionStore
-from gateway.tracing import Tracing
 from gateway.turn import Turn
 from gateway.upstream.exchange import Exchange
 from gateway.values import Affinity, Binding, Decision
@@ -54,26 +43,6 @@ from gateway.wire.routes import Route
 
 MAX_BINDING_RACES = 3
 """How often one request may find that another bound its session first, before it goes on unpinned."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyParts:
-    """What a proxy is made of; built in `app`."""
-
-    config: Config
-    intake: Intake
-    sessions: SessionStore
-    router: Router
-    fleet: Fleet
-    pools: UpstreamPools
-    metrics: GatewayMetrics
-    recorder: Recorder
-    handover: Handover
-    admission: Admission
-    running: RunningRequests
-    retries: RetryBudget
-    tracing: Tracing | None = None
-    clock: Callable[[], float] = time.monotonic
 
 
 class Proxy:
@@ -87,9 +56,9 @@ class Proxy:
         self._admission = parts.admission
         self._has_backend_gates = parts.admission.has_backend_gates
         self.intake = parts.intake
-        self._forwarder = Forwarder(
-            parts.config, parts.fleet, parts.pools, parts.admission.rests, clock=parts.clock
-        )
+        self._forwarder = Forwarder(parts)
+        hedge_after_s = parts.config.failover.hedge_after_s
+        self._hedge = None if hedge_after_s is None else Hedge(parts, self._forwarder, hedge_after_s)
         self._retries = parts.retries
         self._running = parts.running.tasks
 
@@ -199,9 +168,12 @@ class Proxy:
             turn.num_races += 1
             return None  # another request bound this session first: its home is known now
         try:
-            exchange = await self._forwarder.open(request, turn, decision)  # 5
+            if self._hedge is not None and may_hedge(turn.facts):
+                exchange = (await self._hedge.open(request, turn, decision)).exchange
+            else:
+                exchange = await self._forwarder.open(request, turn, decision)  # 5
         except UpstreamError as error:
-            self._note_failure(decision, error)
+            self._forwarder.note_failure(decision.backend_id, error)
             if turn.trace is not None:
                 turn.trace.fail_attempt(error)
             if not self._may_fail_over(turn, error):  # 6
@@ -272,7 +244,7 @@ class Proxy:
             if exchange.status < 400 and turn.decision is not None:
                 self._parts.fleet.observe_outcome(turn.decision.backend_id, Outcome.SUCCESS)
         except UpstreamError as error:
-            self._note_failure(turn.decision, error)
+            self._forwarder.note_failure(reservation.backend_id, error)
             self._break_off(turn, relay, error, is_event_stream)
         except asyncio.CancelledError:
             if not self._parts.running.is_ending:
@@ -327,13 +299,6 @@ class Proxy:
         return turn.observer
 
     # -- 6 fail over
-
-    def _note_failure(self, decision: Decision | None, error: UpstreamError) -> None:
-        if decision is None:
-            return
-        self._parts.metrics.upstream_errors[decision.backend_id, error.code] += 1.0
-        if not isinstance(error, UpstreamUnavailable):  # its status was judged when it came
-            self._parts.fleet.observe_outcome(decision.backend_id, Outcome.FAILURE, error.code)
 
     def _may_fail_over(self, turn: Turn, error: UpstreamError) -> bool:
         return (

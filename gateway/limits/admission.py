@@ -119,13 +119,18 @@ class Admission:
                 self.leave_backend(held)
             raise
 
+    def try_enter_backend(self, backend_id: BackendId) -> bool:
+        """Take a place on a backend if there is one, to be given back by `leave_backend`."""
+        return self._gate_of(backend_id).try_enter()
+
     def leave_backend(self, backend_id: BackendId) -> None:
         """Give a place on a backend back."""
         self._backend_gates[backend_id].leave()
         self._forget_unused(backend_id)
 
     def _forget_unused(self, backend_id: BackendId) -> None:
-        if self._backend_gates[backend_id].is_unused:
+        gate = self._backend_gates.get(backend_id)  # the last to leave may have been quicker
+        if gate is not None and gate.is_unused:
             del self._backend_gates[backend_id]
 
     def _gate_of(self, backend_id: BackendId) -> Gate:

@@ -127,6 +127,20 @@ async def test_waiting_for_a_backend_can_be_cancelled_and_times_out() -> None:
     assert one.avoided(0.0) == frozenset()
 
 
+async def test_a_waiter_that_times_out_as_the_last_place_is_given_back_leaves_cleanly() -> None:
+    """Its gate is gone by the time it hears of its time-out."""
+    one = admission(max_in_flight_per_backend=1, queue_timeout_s=0.0)
+    standing = one.standing(is_follow_up=True)
+    await one.choose(lambda: decision(A), standing)
+    waiter = asyncio.ensure_future(one.choose(lambda: decision(A), standing))
+    await asyncio.sleep(0)  # its timer is set now, and runs just before the next
+    asyncio.get_running_loop().call_later(0, one.leave_backend, A)
+    with pytest.raises(Overloaded):
+        await waiter
+    assert one.avoided(0.0) == frozenset()
+    assert one.try_enter_backend(A)
+
+
 @pytest.mark.parametrize(
     "options",
     [
