@@ -2,8 +2,8 @@
 
 To parse a body of 20 MB takes 60 to 390 ms. In a thread it would still stop everything for 25 to 125 ms,
 because msgspec and re hold the interpreter's lock through each call; to hand the bytes to another process
-takes 6 to 35 ms (measured with the bodies of `tests/bench/bench_large_bodies.py`). That process starts with
-the first large body and ends with us.
+takes 6 to 35 ms at best, up to 120 on a busy machine (measured with the bodies of
+`tests/bench/bench_large_bodies.py`). That process starts with the first large body and ends with us.
 
 Invariant: a body gives the same facts in either place; the parser is pure, and both have the same options and
 secret. A helper that dies costs the requests that wait for it a 503, never the gateway its life: what made
