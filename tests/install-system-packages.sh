@@ -9,6 +9,7 @@ need redis-sentinel redis-sentinel
 need redis-cli redis-tools
 need g++ g++
 need promtool prometheus
+need chromium chromium
 need haproxy haproxy
 need nginx nginx-light
 need systemd-analyze systemd

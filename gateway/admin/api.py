@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.admin.access import Guard, Tokens, make_problem_middleware
+from gateway.admin.dashboard_files import DashboardFiles
 from gateway.admin.decision_operations import DecisionOperations
 from gateway.admin.fleet_operations import FleetOperations
 from gateway.admin.openapi import openapi_document
@@ -48,6 +49,7 @@ class AdminApi:
         app.router.add_get("/livez", self._live)
         app.router.add_get("/metrics", self._render_metrics)
         app.router.add_get("/admin/openapi.json", self._openapi)
+        DashboardFiles().add_routes(app)
         for one in self.operations:
             app.router.add_route(one.method, PREFIX + one.path, self._guarded(one))
         return app

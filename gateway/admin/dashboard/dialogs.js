@@ -1,0 +1,48 @@
+// Questions and short messages to the person in front of the page.
+
+import { token } from "./api.js";
+import { byId, make, replace } from "./dom.js";
+
+const TOAST_MS = 6000;
+
+/** Ask before something is done. Resolves to whether it shall be; Escape and Cancel mean no. */
+export function confirm(title, yes, ...content) {
+  const dialog = byId("confirm");
+  byId("confirm-title").textContent = title;
+  byId("confirm-yes").textContent = yes;
+  replace(byId("confirm-text"), ...content);
+  return answerOf(dialog).then((answer) => answer === "yes");
+}
+
+/** Ask for the token, once at a time. Resolves to whether there is one now. */
+export async function askToken() {
+  const dialog = byId("token-dialog");
+  if (dialog.open) return false;
+  const input = byId("token-input");
+  input.value = "";
+  const answer = await answerOf(dialog);
+  if (answer === "yes" && input.value.trim()) token.set(input.value.trim());
+  input.value = "";
+  return token.get() !== null;
+}
+
+export const showHelp = () => answerOf(byId("help-dialog"));
+
+export function toast(text, { isBad = false } = {}) {
+  const note = make("div", { class: isBad ? "toast is-bad" : "toast", text });
+  byId("toasts").append(note);
+  setTimeout(() => note.remove(), TOAST_MS);
+}
+
+function answerOf(dialog) {
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) =>
+    dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true }),
+  );
+}
+
+byId("token-forget").addEventListener("click", () => {
+  token.forget();
+  byId("token-dialog").close("no");
+});

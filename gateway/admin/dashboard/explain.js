@@ -1,0 +1,76 @@
+// A dry run of one request: which backend, why, and what the others would have cost.
+
+import { ApiError, post } from "./api.js";
+import { named } from "./colours.js";
+import { toast } from "./dialogs.js";
+import { bar, byId, make, replace, table } from "./dom.js";
+import { count, seconds, words } from "./format.js";
+
+export function startExplain() {
+  byId("explain-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    decide();
+  });
+}
+
+/** Go to the form, filled with what is known of a session. */
+export function openExplain(sessionId, model) {
+  if (sessionId) byId("explain-session").value = sessionId;
+  if (model) byId("explain-model").value = model;
+  byId("explain").scrollIntoView();
+  byId("explain-session").focus({ preventScroll: true });
+}
+
+async function decide() {
+  const session = byId("explain-session").value.trim();
+  const system = byId("explain-system").value;
+  const messages = [{ role: "user", content: byId("explain-message").value }];
+  if (system.trim()) messages.unshift({ role: "system", content: system });
+  const headers = session ? { "x-session-id": session } : {};
+  try {
+    show(await post("route", { headers, body: { model: byId("explain-model").value.trim(), messages } }));
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    toast(error.message, { isBad: true });
+  }
+}
+
+function show(decision) {
+  const prices = decision.candidates.map((one) => one.price).filter((one) => one !== null);
+  const most = Math.max(1e-9, ...prices);
+  const columns = [
+    { name: "Candidate", kind: "title", cell: (one) => named(one.backend) },
+    { name: "Considered as", cell: (one) => words(one.reason) },
+    {
+      name: "Price",
+      kind: "number",
+      cell: (one) =>
+        make(
+          "span",
+          { class: "with-bar" },
+          make("span", { text: seconds(one.price) }),
+          bar([{ share: (one.price ?? most) / most }], `price ${seconds(one.price)}`),
+        ),
+    },
+    { name: "Wait", kind: "number", cell: (one) => seconds(one.wait_s) },
+    { name: "Own prefill", kind: "number", cell: (one) => seconds(one.prefill_s) },
+    {
+      name: "Expected cached",
+      kind: "number",
+      cell: (one) => `${count(one.expected_cached_tokens)} of ${count(decision.prompt_tokens)}`,
+    },
+  ];
+  const home = decision.binding
+    ? `It lives on ${decision.binding.backend} after ${count(decision.binding.turns)} turns.`
+    : decision.session
+      ? "It is not bound yet."
+      : "It names no session.";
+  const sentence = make(
+    "p",
+    {},
+    "This request would go to ",
+    make("strong", { text: decision.backend }),
+    `: ${words(decision.affinity)}, ${words(decision.reason)} (policy ${decision.policy}, key from ${words(decision.key_source)}). ${home}`,
+  );
+  replace(byId("explain-body"), sentence, table(columns, decision.candidates, "No candidate"));
+}
