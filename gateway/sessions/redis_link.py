@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 STALL_S = 0.005  # a wait that ends later than this after its time says that the event loop was held up
+NUM_WARM_CONNECTIONS = 4  # for each shard, opened at start; more are opened when they are needed
 
 
 class Unavailable(Exception):
@@ -126,6 +127,17 @@ class RedisLink:
 
     def open_subscriber(self) -> Redis:
         return self._clients.open_subscriber()
+
+    async def warm_up(self) -> None:
+        """Open some connections before the first request needs one, because opening may take longer than a
+        request's budget. A Redis that is away costs its patience once, and is no error yet."""
+
+        async def touch(shard: int) -> None:
+            async with asyncio.timeout(self.patience_s):
+                await self._client.execute_command("GET", self.layout.probe(shard))
+
+        shards = [shard for shard in range(self.layout.num_shards) for _ in range(NUM_WARM_CONNECTIONS)]
+        await asyncio.gather(*map(touch, shards), return_exceptions=True)
 
     async def probe(self) -> None:
         """Try each shard that is not asked any more; ask it again if it takes a write within the budget."""

@@ -83,6 +83,7 @@ class RedisStore:
         self._is_refused = False
 
     async def start(self) -> None:
+        await self.link.warm_up()
         self._tasks = [
             asyncio.create_task(self._channel.run(self._set_trust), name="session-channel"),
             asyncio.create_task(self._flush_for_ever(), name="session-renewals"),
@@ -93,9 +94,11 @@ class RedisStore:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await self.flush()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        running = set(self._tasks)
+        while running:  # redis-py swallows a cancellation that comes while it connects: ask until it is heard
+            for task in running:
+                task.cancel()
+            _, running = await asyncio.wait(running, timeout=0.1)
         self._tasks = []
         await self.link.close()
 
