@@ -9,7 +9,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 BACKENDS ?= 2
 PORT    ?= 8000
 
-.PHONY: run venv dev test lint types imports unit bench bench-gateway bench-engine bench-routing soak gpu-check docs system-packages model clean help
+.PHONY: run venv dev test lint types imports unit bench bench-gateway bench-engine bench-routing soak gpu-check docs dist sbom system-packages model clean help
 
 help: ## Show this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -73,6 +73,16 @@ gpu-check: dev ## Kernels on a CUDA device: correctness, then timings against fl
 
 docs: dev ## Write docs/configuration.md from the code
 	@$(BIN)/python docs/write_reference.py
+
+dist: dev ## Wheel and source archive, checked
+	@rm -rf dist
+	@$(BIN)/hatchling build
+	@$(BIN)/twine check --strict dist/*
+
+sbom: venv ## What an install holds, as CycloneDX JSON, in dist/sbom.json
+	@mkdir -p dist
+	@$(PIP) install --quiet --constraint constraints.txt cyclonedx-bom
+	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o dist/sbom.json $(BIN)/python
 
 clean: ## Remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .homing
