@@ -199,6 +199,39 @@ async def test_a_request_keeps_the_configuration_it_began_with() -> None:
         assert sum(world.served().values()) == 3
 
 
+async def test_reloads_under_load_cost_no_request() -> None:
+    """B59: backends come, go and change weight, files are refused, all while requests run: none fails, each
+    backend has exactly one probe task, and gauges come back to zero."""
+    async with GatewayWorld(num_backends=3) as world:
+        is_over = False
+        statuses: list[int] = []
+
+        async def send_for_ever(number: int) -> None:
+            while not is_over:
+                statuses.append((await world.chat(f"s{number}")).status_code)
+
+        senders = [asyncio.ensure_future(send_for_ever(number)) for number in range(4)]
+        sets = [(0, 1, 2), (0, 1), (1, 2), (0, 2)]
+        for number in range(20):
+            chosen = sets[number % 4]
+            if number % 5 == 4:
+                url = world.backends[0].base_url
+                report = await reload(world, backends=[{"id": "x", "url": url}, {"id": "y", "url": url}])
+                assert "have the same url" in report.errors[0]
+            else:
+                report = await reload(world, backends=named(world, *chosen, weight=2.0 + number))
+                assert report.outcome == "applied"
+                present = {f"b{one}" for one in chosen}
+                await world.wait_for(lambda p=present: set(world.gateway.fleet.view.backends) == p)  # type: ignore[misc]
+                assert world.gateway.prober._tasks.keys() == present
+                await world.wait_for(world._all_ready)
+        is_over = True
+        await asyncio.gather(*senders)
+        assert len(statuses) >= 20
+        assert set(statuses) == {200}
+        world.assert_idle()
+
+
 async def test_the_same_configuration_again_changes_nothing() -> None:
     """Order of backends and spelt-out defaults make no difference."""
     async with GatewayWorld(num_backends=2) as world:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import httpx
 import psutil
 import pytest
 from fakes import backend as fake
-from fakes.gateway_process import GatewayProcess
+from fakes.gateway_process import GatewayProcess, reserved_port
 from fakes.gateway_world import ProbedBackend
-from fakes.redis_server import free_port, redis_server, require_redis_server
+from fakes.redis_server import redis_server, require_redis_server
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]}
@@ -108,20 +109,28 @@ async def test_a_second_signal_is_quick(tmp_path: Path) -> None:
 
 @pytest.mark.redis
 async def test_all_processes_reload_and_leave_together(tmp_path: Path) -> None:
-    """`workers: 2` under load: SIGHUP reaches both, a killed one comes back, SIGTERM loses nothing."""
+    """`workers: 2` under load: SIGHUP reaches both, a killed one comes back, SIGTERM loses nothing; the
+    service manager hears of both as one."""
     require_redis_server()
     (tmp_path / "redis").mkdir()
-    with redis_server(tmp_path / "redis") as redis:
+    with (
+        redis_server(tmp_path / "redis") as redis,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard,
+        reserved_port() as port,
+    ):
+        heard.bind(str(tmp_path / "manager"))
+        heard.setblocking(False)
         async with ProbedBackend() as one, ProbedBackend() as two:
             specs = [{"id": name, "url": it.base_url} for name, it in (("one", one), ("two", two))]
             store = {"store": "redis", "redis": {"url": redis.url, "budget_ms": 2000}}
             gateway = GatewayProcess(
                 tmp_path,
-                listen={"port": free_port()},
+                listen={"port": port},
                 workers=2,
                 sessions=store,
                 backends=specs[:1],
                 drain_timeout_s=25.0,
+                environ={"NOTIFY_SOCKET": str(tmp_path / "manager")},
             )
             async with gateway:
                 await gateway.wait_for(lambda: len(gateway.events("gateway_started")) == 2)
@@ -140,4 +149,6 @@ async def test_all_processes_reload_and_leave_together(tmp_path: Path) -> None:
                 assert await gateway.wait_ended() == 0
                 assert time.monotonic() - signalled_s < 25.0  # nobody had to wait for the deadline
             assert [client.faults for client in clients] == [[]] * 4
-            assert {event["worker"] for event in gateway.events("worker_died")} <= {0, 1}
+            assert len(gateway.events("worker_died")) == 1
+        told = [heard.recv(1000).split(b"=")[0].decode() for _ in range(4)]
+        assert told == ["READY", "RELOADING", "READY", "STOPPING"]

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -149,6 +149,15 @@ class GatewayProcess:
         headers = {"x-session-id": session} if session is not None else {}
         body = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], **fields}
         return await self.client.post(f"{self.base_url}/v1/chat/completions", json=body, headers=headers)
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that several processes may share (SO_REUSEPORT), and that nobody else gets meanwhile."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def _renumber(descriptors: list[int]) -> None:
