@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine_adapter.engine.engine_stats import EngineStats
+from engine_adapter.engine.sequence import FinishReason
 from engine_adapter.engine.tiers.tier_config import TierStats
 
 # vLLM's bucket edges, so that dashboards made for it compare.
@@ -34,7 +35,7 @@ REQUEST_BUCKETS_S = (
 )
 TOKEN_COUNT_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = tuple(reason.value for reason in FinishReason)
 
 
 class WorkerMetrics:

@@ -37,7 +37,8 @@ async def accounted_pieces(
                     if piece.finish_reason is not None:
                         outcome = piece.finish_reason
     except Exception:
-        outcome = "error"
+        failure = generation.tally.failure
+        outcome = failure.value if failure is not None else "error"
         raise
     finally:
         record(metrics, generation.tally, outcome)

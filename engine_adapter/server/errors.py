@@ -72,10 +72,10 @@ def not_found(message: str, *, param: str | None = None) -> ApiError:
     return ApiError(404, message, code="not_found", param=param)
 
 
-def overloaded(message: str, *, retry_after_s: float = 1.0) -> ApiError:
-    """This worker cannot take the request now, another one may."""
+def overloaded(message: str, *, code: str = "overloaded", retry_after_s: float = 1.0) -> ApiError:
+    """This worker cannot take the request now, another one may; `code` says why."""
     headers = {"Retry-After": str(math.ceil(retry_after_s))}
-    return ApiError(503, message, code="overloaded", error_type="overloaded_error", headers=headers)
+    return ApiError(503, message, code=code, error_type="overloaded_error", headers=headers)
 
 
 def internal_error(message: str = "the worker failed on this request") -> ApiError:

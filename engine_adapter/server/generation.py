@@ -73,6 +73,7 @@ class Tally:
     num_prompt_tokens: int
     first_outputs: dict[int, StepOutput] = field(default_factory=dict)  # newest of each prompt's first choice
     num_completion_tokens: int = 0
+    failure: FinishReason | None = None  # the end of a sequence that had no normal one
     timings: Timings | None = None  # of the first choice
     token_gaps_s: list[float] = field(default_factory=list)  # between deliveries of the first choice
     last_delivery_s: float | None = None
@@ -178,6 +179,7 @@ class Generation:
     def _take(self, choice: _Choice, output: StepOutput) -> Piece | None:
         """Feed one step's tokens to the choice; return what may be shown."""
         if output.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
+            self.tally.failure = output.finish_reason
             raise _failure(output)
         shown = output.new_token_ids
         if output.finish_reason is FinishReason.STOP:
@@ -230,9 +232,10 @@ def _engine_request(request_id: str, prompt: Prompt, sampling: SamplingParams) -
 def _failure(output: StepOutput) -> ApiError:
     """What to tell a client whose sequence had no normal end."""
     if output.finish_reason is FinishReason.TIMEOUT:
-        return overloaded("the request waited longer than its limit", retry_after_s=2)
+        return overloaded("the request waited longer than its limit", code="queue_timeout", retry_after_s=2)
     if output.finish_reason is FinishReason.CAPACITY:
-        return overloaded("the prompt does not fit into the free KV memory", retry_after_s=5)
+        message = "the prompt does not fit into the free KV memory"
+        return overloaded(message, code="kv_capacity", retry_after_s=5)
     if output.finish_reason is FinishReason.ABORT:
-        return overloaded("the request was aborted by the operator")
+        return overloaded("the request was aborted by the operator", code="aborted")
     return internal_error()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.worker_app import MODEL, Worker, running_worker
+from engine.worker_app import MODEL, Worker, finished_requests, running_worker
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -279,6 +279,8 @@ async def test_a_request_that_waits_too_long_is_a_503(checkpoint: Path) -> None:
         response = await worker.chat(stream=True)
         assert response.status == 503
         assert "Retry-After" in response.headers
+        assert (await error_of(response))["code"] == "queue_timeout"
+        assert await finished_requests(worker) == {"timeout": 1}
 
 
 @pytest.mark.parametrize("phase", [Phase.LOADING, Phase.DRAINING, Phase.DEAD])

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from engine.worker_app import Worker, running_worker
+from engine.worker_app import Worker, finished_requests, running_worker
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
 from engine_adapter.engine.tiers.tier_config import TierConfig
@@ -81,6 +81,17 @@ async def test_what_cannot_be_pinned_says_why(worker: Worker) -> None:
         response = await worker.client.post("/v1/kv/pins", json=body)
         assert response.status == 400
         assert (await response.json())["error"]["param"] == param
+
+
+async def test_a_prompt_that_does_not_fit_beside_the_pins_is_a_503(checkpoint: Path) -> None:
+    """To the client and in the metrics it is neither a failure nor a queue that is too long."""
+    async with running_worker(checkpoint, num_kv_blocks=16) as worker:
+        made = await (await worker.client.post("/v1/kv/pins", json={"prompt": "p" * 32})).json()
+        assert (await settled_pin(worker, made["id"]))["pinned_tokens"] == 32
+        response = await worker.complete("q" * 50)
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "kv_capacity"
+        assert await finished_requests(worker) == {"capacity": 1}
 
 
 async def test_a_pin_larger_than_the_budget_is_partial(worker: Worker) -> None:

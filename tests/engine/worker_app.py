@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +77,13 @@ async def running_worker(
     await context.engine.close()
     if context.kv_events is not None:
         context.kv_events.stop()
+
+
+async def finished_requests(worker: Worker) -> dict[str, float]:
+    """How many requests ended for which reason, without the reasons for which none did."""
+    page = await (await worker.client.get("/metrics")).text()
+    found = re.findall(r'vllm:request_success_total\{finished_reason="(\w+)",[^}]*\} (\S+)', page)
+    return {reason: float(count) for reason, count in found if float(count)}
 
 
 def sse_events(raw: bytes) -> list[Any]:
