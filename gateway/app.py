@@ -188,6 +188,10 @@ class Gateway:
         )
         self.front = Front(self.proxy, self.fleet, self.metrics, config, clock=clock)
         self.front.degraded = self._degraded
+        self._admin_tokens = Tokens(
+            operate=environ.get(config.admin.token_env), read=environ.get(config.admin.read_token_env)
+        )
+        self.front.debug_tokens = self._admin_tokens if self._admin_tokens.is_any else None
         self.loop_lag = LoopLag()
         self.metrics.add_state(lambda: state_metrics(self))
         self.port = self.admin_port = 0
@@ -320,11 +324,7 @@ class Gateway:
         return FactsReader(plan, self.body_helper, inline_bytes=config.downstream.max_inline_body_bytes)
 
     def _admin_application(self) -> web.Application:
-        names = self.config.admin
-        tokens = Tokens(
-            operate=self._environ.get(names.token_env), read=self._environ.get(names.read_token_env)
-        )
-        return AdminApi(self._admin_parts, tokens=tokens).application()
+        return AdminApi(self._admin_parts, tokens=self._admin_tokens).application()
 
     def _write_recording(self, line: bytes) -> None:
         assert self._recording is not None

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
+from gateway.admin.access import Tokens
 from gateway.config import Config
 from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.tunnel import wants_websocket
@@ -23,6 +24,7 @@ from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
 from gateway.fleet.registry import Fleet
 from gateway.metrics import GatewayMetrics
 from gateway.proxy import Proxy
+from gateway.request_debug import LEVEL_HEADER, is_asked_for
 from gateway.tenants.tenant import Tenant
 from gateway.turn import Turn
 from gateway.values import Api
@@ -51,6 +53,7 @@ class Front:
         self._id_prefix, self._id_numbers = f"req-{secrets.token_hex(8)}-", itertools.count(1)
         self.is_leaving = False
         self.degraded: Callable[[], list[str]] = list
+        self.debug_tokens: Tokens | None = None  # None: nobody may ask for a request to be told in full
         self._local = {
             "/health": self._live,
             "/healthz": self._live,
@@ -85,6 +88,8 @@ class Front:
             if api is Api.MODELS:
                 return self._answer_models(route, await self._proxy.intake.tenant_of(request))
             turn = Turn(request_id=request_id, api=api, target=route.target, started_s=self._clock())
+            if self.debug_tokens is not None and LEVEL_HEADER in request.headers:
+                turn.is_debug = is_asked_for(request.headers, self.debug_tokens)
             if self._cors is not None:
                 turn.cors_headers = _encoded(self._cors.answer_headers(request.headers.get("origin")))
             if api is Api.REALTIME:

@@ -93,7 +93,7 @@ class AccessLog:
     def __init__(self, write: Callable[[bytes], object] | None = None) -> None:
         self._write = write or functools.partial(os.write, _STDERR)
 
-    def write(self, line: AccessLine) -> None:
+    def write(self, line: AccessLine | dict[str, Any]) -> None:
         try:
             self._write(_encode(line) + b"\n")
         except BlockingIOError:

@@ -15,6 +15,7 @@ from typing import Any
 from gateway.admin.journal import Journal
 from gateway.logs import AccessLine, AccessLog
 from gateway.metrics import GatewayMetrics, status_label
+from gateway.request_debug import debug_line
 from gateway.sessions.store import SessionStore
 from gateway.tracing import RequestTrace
 from gateway.turn import Turn
@@ -55,6 +56,8 @@ class Recorder:
             self._journal.note(turn, now_s)
         if self.access_log is not None:
             self.access_log.write(_access_line(turn, now_s))
+        if turn.is_debug:
+            (self.access_log or AccessLog()).write(debug_line(turn))
 
     async def close(self) -> None:
         """Wait for background writes; each is bounded by the store's own budget."""

@@ -52,6 +52,7 @@ class Turn:
     is_client_gone: bool = False
     observer: AnswerObserver | None = None
     trace: RequestTrace | None = None  # None: not traced
+    is_debug: bool = False  # an operator asked to have it told in full
 
     @property
     def backend_id(self) -> BackendId | None:

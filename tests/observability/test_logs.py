@@ -1,0 +1,139 @@
+"""What is logged of a request, what never is, and who may ask for more."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+from fakes.backend import openai_answer
+from fakes.gateway_world import GatewayWorld
+
+from gateway.logs import AccessLine, AccessLog, configure_logging, log_event
+
+TOKEN = "the-admin-token"
+SECRETS = ("secret-prompt", "secret-session", "secret-key", "secret-tenant-value", TOKEN)
+
+
+def listening(world: GatewayWorld) -> list[dict[str, Any]]:
+    """The lines that the gateway writes of requests from now on."""
+    lines: list[dict[str, Any]] = []
+    world.gateway.recorder.access_log = AccessLog(lambda data: lines.append(json.loads(data)))
+    return lines
+
+
+async def ask(world: GatewayWorld, **headers: str) -> None:
+    given = {"authorization": "Bearer secret-key", **headers}
+    answer = await world.chat("secret-session", text="secret-prompt", stream=True, headers=given)
+    assert answer.status_code == 200
+
+
+async def test_the_access_line_tells_decision_times_and_tokens() -> None:
+    """One JSON object per request, with what an operator needs and nothing that a client would mind."""
+    async with GatewayWorld(1) as world:
+        world.backends[0].default = openai_answer("hello", cached_tokens=3)
+        lines = listening(world)
+        await ask(world)
+        (line,) = lines
+    assert line["event"] == "request"
+    assert line["status"] == 200
+    assert line["api"] == "chat"
+    assert line["key_source"] == "header"
+    assert line["backend"] == "b0"
+    assert line["affinity"] == "new"
+    assert line["reason"] == "new_placement"
+    assert line["cached_tokens"] == 3
+    assert line["attempts"] == 1
+    assert 0 <= line["overhead_ms"] <= line["ttft_ms"] <= line["duration_ms"]
+    assert len(line["session"]) == 12
+    assert not [secret for secret in SECRETS if secret in json.dumps(line)]
+
+
+async def test_an_operator_may_have_one_request_told_in_full() -> None:
+    """With the admin token, the candidates and their prices are logged, whatever the log level is."""
+    async with GatewayWorld(2, environ={"HOMING_ADMIN_TOKEN": TOKEN}) as world:
+        lines = listening(world)
+        await ask(world, **{"x-homing-log-level": "debug", "x-homing-admin-token": TOKEN})
+        access, debug = lines
+        sent = [dict(one.headers) for backend in world.backends for one in backend.requests]
+    assert access["event"] == "request"
+    assert debug["event"] == "request_debug"
+    assert debug["request_id"] == access["request_id"]
+    assert {one["backend"] for one in debug["decision"]["candidates"]} == {"b0", "b1"}
+    assert debug["binding"]["backend"] == access["backend"]
+    assert not [secret for secret in SECRETS if secret in json.dumps(debug)]
+    assert not [name for headers in sent for name in headers if name.startswith("x-homing-")]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-homing-log-level": "debug"},
+        {"x-homing-log-level": "debug", "x-homing-admin-token": "guessed"},
+        {"x-homing-log-level": "info", "x-homing-admin-token": TOKEN},
+        {"x-homing-admin-token": TOKEN},
+    ],
+)
+async def test_nobody_else_may(headers: dict[str, str]) -> None:
+    """Without the token, or without asking for debug, there is the access line and no more."""
+    async with GatewayWorld(1, environ={"HOMING_ADMIN_TOKEN": TOKEN}) as world:
+        lines = listening(world)
+        await ask(world, **headers)
+    assert [line["event"] for line in lines] == ["request"]
+
+
+async def test_without_an_admin_token_the_header_does_nothing() -> None:
+    """An empty token is no token: it does not open what is not configured."""
+    async with GatewayWorld(1) as world:
+        lines = listening(world)
+        await ask(world, **{"x-homing-log-level": "debug", "x-homing-admin-token": ""})
+    assert [line["event"] for line in lines] == ["request"]
+
+
+def test_a_hostile_value_cannot_forge_a_line() -> None:
+    """Line breaks in data stay inside their JSON string."""
+    written: list[bytes] = []
+    AccessLog(written.append).write(
+        AccessLine(
+            time=1.0,
+            request_id='x"\n{"event":"forged"}',
+            api="chat",
+            status=200,
+            duration_ms=1.0,
+            attempts=1,
+            key_source="none",
+            model="a\r\nb",
+        )
+    )
+    (data,) = written
+    assert data.count(b"\n") == 1
+    assert data.endswith(b"\n")
+    assert msgspec.json.decode(data)["request_id"] == 'x"\n{"event":"forged"}'
+
+
+def test_a_full_pipe_loses_the_line_and_no_request() -> None:
+    """A log reader that has fallen asleep does not stop the gateway."""
+
+    def refuse(_data: bytes) -> None:
+        raise BlockingIOError
+
+    AccessLog(refuse).write({"event": "request_debug"})
+
+
+def test_events_are_json_with_their_data() -> None:
+    """State changes carry their data as fields; foreign libraries' text becomes the event."""
+    stream, root = io.StringIO(), logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        configure_logging("info", stream)
+        log_event("backend_state", backend='b"\n0', before="ready", after="down")
+        log_event("unheard", level=logging.DEBUG)
+        logging.getLogger("aiohttp").warning("something %s", "odd")
+    finally:
+        root.handlers[:], root.level = handlers, level
+    state, foreign = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert (state["event"], state["backend"], state["level"]) == ("backend_state", 'b"\n0', "info")
+    assert (foreign["event"], foreign["logger"]) == ("something odd", "aiohttp")
