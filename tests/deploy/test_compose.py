@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from gateway.config import load_config
 
@@ -73,6 +74,17 @@ def test_images_are_pinned_and_services_restart(project: dict[str, Any]) -> None
         assert service["restart"] == "unless-stopped", name
 
 
+def test_what_is_mounted_exists(project: dict[str, Any]) -> None:
+    """Compose would make an empty folder of a misspelt path."""
+    sources = {
+        Path(volume["source"])
+        for service in project["services"].values()
+        for volume in service.get("volumes", ())
+        if volume["type"] == "bind"
+    }
+    assert all(source.exists() for source in sources), sources
+
+
 def test_gateways_are_configured_for_this_project(project: dict[str, Any]) -> None:
     """Their file is valid, reachable from outside, shares bindings, and names services that exist."""
     services = project["services"]
@@ -122,3 +134,29 @@ def test_our_services_hold_no_privileges(project: dict[str, Any]) -> None:
             assert service["cap_drop"] == ["ALL"], name
             assert service["security_opt"] == ["no-new-privileges:true"], name
             assert service["mem_limit"], name
+
+
+def test_prometheus_scrapes_services_that_exist(project: dict[str, Any]) -> None:
+    """Every target of its file is a name on this project's network, and each gateway is one."""
+    text = (FOLDER.parent / "prometheus" / "prometheus.yml").read_text()
+    targets = {
+        target.partition(":")[0]
+        for job in yaml.safe_load(text)["scrape_configs"]
+        for group in job["static_configs"]
+        for target in group["targets"]
+    }
+    assert targets >= {"gateway-1", "gateway-2"}
+    names = set(project["services"])
+    for service in project["services"].values():
+        names.update((service["networks"]["default"] or {}).get("aliases", ()))
+    assert targets <= names
+
+
+def test_grafana_finds_its_dashboards_and_prometheus(project: dict[str, Any]) -> None:
+    """The provisioning files name the folder where dashboards are mounted, and the service's address."""
+    provisioning = FOLDER.parent / "grafana" / "provisioning"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "homing.yaml").read_text())["providers"]
+    mounts = {volume["target"]: volume["source"] for volume in project["services"]["grafana"]["volumes"]}
+    assert list(Path(mounts[provider["options"]["path"]]).glob("*.json"))
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert urlsplit(source["url"]).hostname in project["services"]
