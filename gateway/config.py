@@ -27,7 +27,7 @@ from gateway.routing.health import HealthSettings
 from gateway.routing.key_watch import KeyWatchSettings
 from gateway.routing.settings import RoutingSettings
 from gateway.sessions.settings import SessionsSettings
-from gateway.tenants.settings import AuthenticationSettings, TenantSettings, must_authenticate
+from gateway.tenants.settings import AuthenticationSettings, TenantSettings, check_ways_in, must_authenticate
 from gateway.tracing import TracingSettings
 from gateway.upstream.address import parse_base_url
 from gateway.upstream.settings import UpstreamSettings
@@ -154,6 +154,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 raise ValueError(f"backends {seen_urls[url]!r} and {backend.backend_id!r} have the same url")
             seen_ids.add(backend.backend_id)
             seen_urls[url] = backend.backend_id
+        tls = self.listen.tls
+        check_ways_in(
+            self.tenants,
+            self.authentication,
+            asks_for_certificates=tls is not None and tls.client_ca_file is not None,
+        )
         if self.authentication.keys_in_redis and self.sessions.store != "redis":
             raise ValueError("authentication.keys_in_redis needs sessions.store: redis")
         if self.workers < 1:

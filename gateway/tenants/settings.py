@@ -106,3 +106,18 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=
 def must_authenticate(tenants: Sequence[TenantSettings], settings: AuthenticationSettings) -> bool:
     """Whether clients have to prove who they are; else everybody is the one anonymous tenant."""
     return bool(tenants) or settings.keys_in_redis or settings.jwt is not None
+
+
+def check_ways_in(
+    tenants: Sequence[TenantSettings], settings: AuthenticationSettings, *, asks_for_certificates: bool
+) -> None:
+    """Raises ValueError for a tenant that nobody could ever be."""
+    for tenant in tenants:
+        if tenant.certificate_names and not asks_for_certificates:
+            raise ValueError(
+                f"tenant {tenant.name!r} has certificate_names, and listen.tls.client_ca_file asks for none"
+            )
+        has_keys = tenant.keys_env is not None or tenant.keys_file is not None or bool(tenant.key_hashes)
+        is_named_elsewhere = settings.keys_in_redis or settings.jwt is not None
+        if not (has_keys or tenant.certificate_names or is_named_elsewhere):
+            raise ValueError(f"tenant {tenant.name!r} has no key: give keys_env, keys_file or key_hashes")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.config import ConfigError, parse_config
 from gateway.limits.settings import TenantLimits
 from gateway.tenants.directory import Directory, digest_of
 from gateway.tenants.settings import AuthenticationSettings, JwtSettings, TenantSettings
@@ -119,6 +120,21 @@ def test_settings_of_tokens_are_checked(settings: dict[str, Any]) -> None:
     """Keys come over TLS, and a signature that a verifier could make is none."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({**JWT, **settings}, JwtSettings)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"tenants": [{"name": "a"}]}, "'a' has no key"),
+        ({"tenants": [{"name": "a", "certificate_names": ["x"]}]}, "client_ca_file asks for none"),
+        ({"authentication": {"keys_in_redis": True}}, "needs sessions.store: redis"),
+        ({"tenants": [{"name": "a", "keys_env": "A", "limits": {"max_in_flight": 0}}]}, "max_in_flight"),
+    ],
+)
+def test_a_configuration_that_lets_nobody_in_is_refused(config: dict[str, Any], says: str) -> None:
+    """At start, instead of by the first client."""
+    with pytest.raises(ConfigError, match=says):
+        parse_config(config)
 
 
 def test_rules_of_a_tenant_or_those_for_all() -> None:
