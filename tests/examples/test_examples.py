@@ -123,3 +123,33 @@ def test_two_gateways(fleet: RunningFleet, tmp_path: Path) -> None:
             *("--redis-url", redis.url, "--admin-url", f"http://127.0.0.1:{fleet.admin_port}"),
         ).splitlines()
     assert [re.sub(r".*: \S+ (\w+),.*", r"\1", line) for line in lines] == ["new"] + ["hit"] * 5
+
+
+def test_a_shared_prompt_is_pinned(fleet: RunningFleet) -> None:
+    """Once a worker has it, every conversation there finds the pinned prompt."""
+    lines = python("shared_prompt.py", *urls(fleet)).splitlines()
+    ships = [re.search(r"at (\S+): (\d+) of", line) for line in lines if line.startswith("ship")]
+    assert len(ships) == 6
+    assert sum("held" in line for line in lines) == 2
+    cached = [int(found[2]) for found in ships if found is not None]
+    assert all(cached), lines
+
+
+def test_two_tenants(fleet: RunningFleet) -> None:
+    """The same session id is another session, the limit is one tenant's own, a stranger stays out."""
+    admin = ("--admin-url", f"http://127.0.0.1:{fleet.admin_port}")
+    shown = [
+        re.sub(r" at .*, (\d+) tokens", r" \1", line).split()
+        for line in python("two_tenants.py", *admin).splitlines()
+    ]
+    assert [line[:3] for line in shown] == [
+        ["red", "200", "new"],
+        ["red", "200", "hit"],
+        ["blue", "200", "new"],
+        ["blue", "200", "hit"],
+        ["blue", "200", "hit"],
+        ["blue", "429", "rate_limit_exceeded,"],
+        ["red", "200", "hit"],
+        ["stranger", "401", "invalid_api_key,"],
+    ]
+    assert shown[2][3] == "0"
