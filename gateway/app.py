@@ -181,6 +181,7 @@ class Gateway:
             pools=self.pools,
             replica_board=replica_board,
             journal=self.journal,
+            tenant_named=lambda name: self.authentication.gatekeeper.directory.named(name),
             num_in_flight=lambda: len(self.running.tasks),
             reload=self.reloader.reload,
             environ=environ,

@@ -22,6 +22,7 @@ from gateway.admin.parts import AdminParts
 from gateway.admin.pin_operations import PinOperations
 from gateway.admin.process_operations import ProcessOperations
 from gateway.admin.session_operations import SessionOperations
+from gateway.logs import log_event
 
 PREFIX = "/admin/v1"
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -57,7 +58,10 @@ class AdminApi:
     def _guarded(self, operation: Operation) -> Handler:
         async def handle(request: web.Request) -> web.Response:
             self._guard.check(request, is_change=operation.is_change)
-            return await operation.run(request)
+            response = await operation.run(request)
+            if operation.is_change:
+                log_event("admin_change", operation=operation.name, by=request.remote, **request.match_info)
+            return response
 
         return handle
 

@@ -3,7 +3,8 @@
 Whoever may add backends chooses where the gateway sends requests, prompts and probes, so a stolen admin token
 must not turn the gateway into a key to its own network's metadata service. The rule is asked once, when a
 backend is added: its name is matched and every address that it resolves to *now* is checked. What a name
-resolves to later is in the hands of whoever runs that DNS; allow only names that you trust.
+resolves to later is in the hands of whoever runs that DNS: `upstream.forbidden_peer` looks again at each
+connection, at metadata addresses only, so allow only names that you trust.
 
 Invariant: link-local and other metadata addresses are refused whatever the patterns say, however they are
 spelt (mapped into IPv6, as one number, through a name).
@@ -20,8 +21,7 @@ from fnmatch import fnmatchcase
 
 from gateway.errors import BadRequest
 from gateway.upstream.address import parse_base_url
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+from gateway.upstream.forbidden_peer import Address, is_forbidden, without_wrapping
 
 RESOLVE_TIMEOUT_S = 3.0
 
@@ -30,18 +30,6 @@ _CLUSTER_SUFFIXES = (".local", ".internal", ".svc", ".lan", ".home.arpa", ".loca
 _PATTERN = re.compile(r"[A-Za-z0-9.*?_-]{1,253}\Z")
 _NUMBER_LABEL = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)\Z")
 _METADATA_NAMES = frozenset(("metadata.google.internal", "metadata", "instance-data"))
-_METADATA_NETS = tuple(
-    ipaddress.ip_network(net)
-    for net in (
-        "169.254.0.0/16",  # link-local: AWS, Google, Azure, and most others
-        "fe80::/10",
-        "fd00:ec2::254/128",  # AWS over IPv6
-        "fd20:ce::254/128",  # Google over IPv6
-        "100.100.100.200/32",  # Alibaba
-        "168.63.129.16/32",  # Azure's wire server
-        "192.0.0.192/32",  # Oracle
-    )
-)
 _SHARED_NET = ipaddress.ip_network("100.64.0.0/10")  # carriers and overlay networks; not `is_private`
 
 
@@ -74,7 +62,7 @@ async def require_allowed(url: str, patterns: Sequence[str]) -> None:
     if host in _METADATA_NAMES or _NUMBER_LABEL.match(host.rpartition(".")[2]):
         raise _refused(host)
     resolved = await _resolve(host, address.port)
-    if any(is_metadata(one) for one in resolved):
+    if any(is_forbidden(one) for one in resolved):
         raise _refused(f"{host} (which resolves to a metadata address)")
     if is_allowed_name(host, patterns):
         return
@@ -84,13 +72,8 @@ async def require_allowed(url: str, patterns: Sequence[str]) -> None:
 
 def is_allowed_address(address: Address, patterns: Iterable[str]) -> bool:
     """Whether a literal address matches one of the patterns and is no metadata address."""
-    address = _plain(address)
-    return not is_metadata(address) and any(_matches(address, pattern) for pattern in patterns)
-
-
-def is_metadata(address: Address) -> bool:
-    address = _plain(address)
-    return any(address in net for net in _METADATA_NETS if net.version == address.version)
+    address = without_wrapping(address)
+    return not is_forbidden(address) and any(_matches(address, pattern) for pattern in patterns)
 
 
 def is_allowed_name(host: str, patterns: Iterable[str]) -> bool:
@@ -125,19 +108,6 @@ def _literal(host: str) -> Address | None:
         return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return None
-
-
-def _plain(address: Address) -> Address:
-    """`::ffff:169.254.169.254` is 169.254.169.254; so are the 6to4 and NAT64 spellings."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    if address.sixtofour is not None:
-        return address.sixtofour
-    if address in ipaddress.ip_network("64:ff9b::/96"):
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address
 
 
 async def _resolve(host: str, port: int) -> list[Address]:

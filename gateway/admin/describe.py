@@ -155,7 +155,7 @@ def describe_story(parts: AdminParts, story: Story) -> StoryAnswer:
             TurnAnswer(
                 at_wall_s=parts.to_wall_s(at_s),
                 backend=backend_id,
-                affinity=affinity,
+                affinity=affinity.value,
                 reason=reason,
                 prompt_tokens=prompt_tokens,
                 cached_tokens=cached_tokens,

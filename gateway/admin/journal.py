@@ -1,6 +1,6 @@
 """What this replica remembers of sessions and prompt groups, for people who ask why.
 
-Fed once per request at step 7, about a microsecond; bounded in everything; lost at a restart, and blind to
+Fed once per request at step 7, a good microsecond; bounded in everything; lost at a restart, and blind to
 the turns that other replicas serve. Decides nothing: routing has books of its own. It holds keys (hashes),
 numbers and names of backends; no prompt text and no raw ids.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from gateway.turn import Turn
-from gateway.values import Affinity, BackendId, KeySource, PromptKey, SessionKey
+from gateway.values import Affinity, BackendId, Decision, KeySource, PromptKey, SessionKey
 
 MAX_TURNS_KEPT = 16
 MAX_MOVES_KEPT = 16
@@ -22,9 +22,13 @@ MAX_RECENT_MOVES = 200
 MAX_TTFT_SAMPLES = 256
 LAST_TURN_BUCKET = 20  # turns from here on are counted together
 HEAT_HALF_LIFE_S = 600.0
+HEAT_STEP_S = 10.0  # how often a busy group's heat is let cool: not at every request
 
-TurnRow = tuple[float, BackendId, str, str, int | None, int | None, float | None, int]
+TurnRow = tuple[float, BackendId, Affinity, str, int | None, int | None, float | None, int]
 """When, where, affinity, reason, prompt tokens, cached tokens, time to first token, status."""
+
+Tokens = tuple[int | None, int | None]
+"""Prompt tokens, and how many of them the engine found in its cache; None: it did not say."""
 
 MoveRow = tuple[float, SessionKey, BackendId | None, BackendId, str]
 """When, whose, from where, to where, why."""
@@ -67,6 +71,7 @@ class Group:
     __slots__ = (
         "cached_tokens",
         "heat",
+        "heat_as_of_s",
         "key",
         "last_seen_s",
         "model",
@@ -81,11 +86,11 @@ class Group:
         self.prefix = turn.facts.prefix[:1]  # the system prompt and tools, as one message
         self.num_requests = self.prompt_tokens = self.cached_tokens = 0
         self.heat = 0.0
-        self.last_seen_s = now_s
+        self.heat_as_of_s = self.last_seen_s = now_s
 
     def heat_at(self, now_s: float) -> float:
         """Requests of late: each counts for half after ten minutes."""
-        return self.heat * math.exp2((self.last_seen_s - now_s) / HEAT_HALF_LIFE_S)
+        return self.heat * math.exp2((self.heat_as_of_s - now_s) / HEAT_HALF_LIFE_S)
 
 
 class TurnBucket:
@@ -114,44 +119,45 @@ class Journal:
 
     def note(self, turn: Turn, now_s: float) -> None:
         """Take in one finished request. Changes the journal."""
-        decision = turn.decision
+        decision, facts, observer = turn.decision, turn.facts, turn.observer
         if decision is None:
             return
-        facts, usage = turn.facts, turn.usage
+        usage = observer.usage if observer is not None else None
         prompt_tokens = cached_tokens = None
         if usage is not None and usage.prompt_tokens is not None:
-            prompt_tokens = usage.prompt_tokens
-            if usage.cached_tokens is not None:
-                cached_tokens = min(usage.cached_tokens, prompt_tokens)
-        ttft_s = None if turn.first_token_s is None else turn.first_token_s - turn.started_s
+            prompt_tokens, cached_tokens = usage.prompt_tokens, usage.cached_tokens
+            if cached_tokens is not None and cached_tokens > prompt_tokens:
+                cached_tokens = prompt_tokens
         if facts.prompt_key is not None:
-            self._note_group(facts.prompt_key, turn, now_s, prompt_tokens, cached_tokens)
-        if facts.session_key is None:
-            return
+            self._note_group(facts.prompt_key, turn, now_s, (prompt_tokens, cached_tokens))
+        if facts.session_key is not None:
+            self._note_session(facts.session_key, turn, decision, now_s, (prompt_tokens, cached_tokens))
+
+    def _note_session(
+        self, key: SessionKey, turn: Turn, decision: Decision, now_s: float, tokens: Tokens
+    ) -> None:
+        prompt_tokens, cached_tokens = tokens
+        ttft_s = None if turn.first_token_s is None else turn.first_token_s - turn.started_s
         if turn.binding is not None:
-            self._note_number(turn.binding.num_turns, prompt_tokens, cached_tokens, ttft_s)
-        story = self._story(facts.session_key, turn, decision.backend_id, now_s)
-        reason = turn.moved_reason or decision.reason
-        if decision.backend_id != story.backend_id and turn.affinity is not Affinity.UNPINNED:
+            self._note_number(turn.binding.num_turns, tokens, ttft_s)
+        backend_id = decision.backend_id
+        story = self._stories.get(key)
+        if story is None:
+            story = self._open_story(key, turn, backend_id, now_s)
+        else:
+            self._stories.move_to_end(key)
+        if backend_id != story.backend_id and turn.affinity is not Affinity.UNPINNED:
             before = turn.moved_from or story.backend_id
             # no reason of this turn: the home was changed elsewhere, by another replica or a hand-over
-            self._add_move(story, before, decision.backend_id, turn.moved_reason or "rebound", now_s)
+            self._add_move(story, before, backend_id, turn.moved_reason or "rebound", now_s)
         story.last_seen_s = now_s
         story.num_turns += 1
         if prompt_tokens is not None and cached_tokens is not None:
             story.prompt_tokens += prompt_tokens
             story.cached_tokens += cached_tokens
+        reason = turn.moved_reason or decision.reason
         story.turns.append(
-            (
-                now_s,
-                decision.backend_id,
-                turn.affinity._value_,
-                reason,
-                prompt_tokens,
-                cached_tokens,
-                ttft_s,
-                turn.status,
-            )
+            (now_s, backend_id, turn.affinity, reason, prompt_tokens, cached_tokens, ttft_s, turn.status)
         )
 
     def note_move(
@@ -172,24 +178,13 @@ class Journal:
         story.backend_id = after
         self.recent_moves.append(row)
 
-    def _story(self, key: SessionKey, turn: Turn, backend_id: BackendId, now_s: float) -> Story:
-        story = self._stories.get(key)
-        if story is not None:
-            self._stories.move_to_end(key)
-            return story
+    def _open_story(self, key: SessionKey, turn: Turn, backend_id: BackendId, now_s: float) -> Story:
         story = self._stories[key] = Story(key, turn, turn.moved_from or backend_id, now_s)
         if len(self._stories) > self._max_sessions:
             self._stories.popitem(last=False)
         return story
 
-    def _note_group(
-        self,
-        key: PromptKey,
-        turn: Turn,
-        now_s: float,
-        prompt_tokens: int | None,
-        cached_tokens: int | None,
-    ) -> None:
+    def _note_group(self, key: PromptKey, turn: Turn, now_s: float, tokens: Tokens) -> None:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(key, turn, now_s)
@@ -197,19 +192,21 @@ class Journal:
                 self._groups.popitem(last=False)
         else:
             self._groups.move_to_end(key)
-        group.heat = group.heat_at(now_s) + 1.0
+        if now_s - group.heat_as_of_s > HEAT_STEP_S:
+            group.heat, group.heat_as_of_s = group.heat_at(now_s), now_s
+        group.heat += 1.0
         group.last_seen_s = now_s
         group.num_requests += 1
+        prompt_tokens, cached_tokens = tokens
         if prompt_tokens is not None and cached_tokens is not None:
             group.prompt_tokens += prompt_tokens
             group.cached_tokens += cached_tokens
 
-    def _note_number(
-        self, num_before: int, prompt_tokens: int | None, cached_tokens: int | None, ttft_s: float | None
-    ) -> None:
-        bucket = self.by_turn[min(num_before, LAST_TURN_BUCKET - 1)]
+    def _note_number(self, num_before: int, tokens: Tokens, ttft_s: float | None) -> None:
+        bucket = self.by_turn[num_before if num_before < LAST_TURN_BUCKET else -1]
         bucket.num_turns += 1
         samples = bucket.ttft_unknown_s
+        prompt_tokens, cached_tokens = tokens
         if prompt_tokens is not None and cached_tokens is not None:
             bucket.prompt_tokens += prompt_tokens
             bucket.cached_tokens += cached_tokens

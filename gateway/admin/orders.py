@@ -69,6 +69,8 @@ class PinOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     backends: Annotated[list[BackendName], Meta(min_length=1, max_length=64)] | None = None
     """None: all whose engine has pins."""
     name: PinName
+    tenant: Text | None = None
+    """Whose requests it is for, where engines' caches are kept apart by tenant."""
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     prompt: str | None = None

@@ -17,6 +17,7 @@ from gateway.reload import ReloadReport
 from gateway.routing.router import Router
 from gateway.sessions.replica_board import ReplicaBoard
 from gateway.sessions.store import SessionStore
+from gateway.tenants.tenant import Tenant
 from gateway.wire.facts import FactsParser
 
 
@@ -35,6 +36,7 @@ class AdminParts:
     pools: UpstreamPools
     replica_board: ReplicaBoard
     journal: Journal | None
+    tenant_named: Callable[[str], Tenant | None]
     num_in_flight: Callable[[], int]
     reload: Callable[[], Awaitable[ReloadReport]]
     environ: Mapping[str, str]

@@ -9,7 +9,9 @@ nothing twice: an existing pin of that name on a backend is returned as it is.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -24,6 +26,7 @@ ENGINES_WITH_PINS = frozenset(("torch",))
 ASK_TIMEOUT_S = 15.0
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _PINS = "/v1/kv/pins"
+_PIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # it becomes part of a path
 
 
 class _PinTable(msgspec.Struct):
@@ -82,15 +85,29 @@ class PinOperations:
         if sum(one is not None for one in (body.messages, body.prompt, body.tokens)) != 1:
             raise BadRequest("name the prefix by exactly one of messages, prompt and tokens")
         targets = self._targets(body.backends)
-        fields = {
-            name: value
-            for name, value in msgspec.structs.asdict(body).items()
-            if value is not None and name != "backends"
-        }
-        request = msgspec.json.encode(fields)
-        added = await _all_or_error(self._pin(one, body.name, request) for one in targets)
+        request = msgspec.json.encode(self._engine_order(body))
+        added = await _all_or_error(self._pin(one, body, request) for one in targets)
         rows = list(await asyncio.gather(*(self._show(one) for one in targets)))
         return Reply(value=PinList(backends=rows), status=201 if any(added) else 200)
+
+    def _engine_order(self, order: PinOrder) -> dict[str, Any]:
+        """The order as the engine takes it. Raises BadRequest for a tenant that there is not."""
+        fields = {name: value for name, value in msgspec.structs.asdict(order).items() if value is not None}
+        fields.pop("backends", None)
+        tenant_name = fields.pop("tenant", None)
+        if tenant_name is not None:
+            tenant = self._parts.tenant_named(tenant_name)
+            if tenant is None:
+                raise BadRequest(f"there is no tenant {tenant_name!r}", param="tenant")
+            fields["owner"] = tenant.name
+            if tenant.cache_salt is not None:
+                fields["cache_salt"] = tenant.cache_salt
+        elif self._parts.config().authentication.cache_salt:
+            raise BadRequest(
+                "engines' caches are kept apart by tenant: name the tenant whose prefix this is",
+                param="tenant",
+            )
+        return fields
 
     async def remove_pin(self, *, name: PinName) -> PinList:
         backends = [
@@ -144,9 +161,10 @@ class PinOperations:
             problem=trouble,
         )
 
-    async def _pin(self, backend: Backend, name: str, request: bytes) -> bool:
-        """Whether a pin was added: not if one of this name was there."""
-        if any(pin.name == name for pin in (await self._table(backend)).pins):
+    async def _pin(self, backend: Backend, order: PinOrder, request: bytes) -> bool:
+        """Whether a pin was added: not if this tenant had one of this name."""
+        wanted = (order.name, order.tenant or "")
+        if any((pin.name, pin.owner) == wanted for pin in (await self._table(backend)).pins):
             return False
         await self._ask(backend, "POST", _PINS, request)
         return True
@@ -155,7 +173,7 @@ class PinOperations:
         """Whether there was such a pin."""
         found = [pin for pin in (await self._table(backend)).pins if name in (pin.name, pin.id)]
         for pin in found:
-            if not pin.id.isalnum():
+            if not _PIN_ID.match(pin.id):
                 raise UpstreamUnavailable(
                     f"backend {backend.backend_id} names a pin in a way that is not ours"
                 )

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", action="append", metavar="NAME", help="only there, may be repeated (default: all)"
     )
+    parser.add_argument("--tenant", help="whose prefix it is, where caches are kept apart by tenant")
     parser.add_argument("--priority", type=int, default=0, help="lower is more important (default 0)")
     parser.add_argument("--ttl-s", type=float, metavar="SECONDS", help="let go after this time")
 
@@ -33,6 +34,8 @@ def run(options: argparse.Namespace) -> int:
     order = _prefix(options.file) | {"name": options.name, "priority": options.priority}
     if options.backend:
         order["backends"] = options.backend
+    if options.tenant is not None:
+        order["tenant"] = options.tenant
     if options.ttl_s is not None:
         order["ttl_s"] = options.ttl_s
     answer = AdminClient(options.admin_url).post("/pins", order)

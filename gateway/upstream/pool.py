@@ -26,6 +26,7 @@ from gateway.errors import Overloaded, UpstreamConnectFailed, UpstreamReset
 from gateway.upstream.address import Address, parse_base_url
 from gateway.upstream.connection import UpstreamConnection
 from gateway.upstream.exchange import Exchange
+from gateway.upstream.forbidden_peer import refuse_forbidden_peer
 from gateway.upstream.settings import UpstreamSettings
 from gateway.upstream.tls import make_client_context
 
@@ -219,9 +220,10 @@ class UpstreamPool:
             _, connection = await self._loop.create_unix_connection(self._make_connection, address.unix_path)
             return connection
         server_name = (self._settings.tls.server_name or address.host) if self._tls is not None else None
-        _, connection = await self._loop.create_connection(
+        transport, connection = await self._loop.create_connection(
             self._make_connection, address.host, address.port, ssl=self._tls, server_hostname=server_name
         )
+        refuse_forbidden_peer(transport)
         return connection
 
     def _make_connection(self) -> UpstreamConnection:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin.backend_hosts import check_pattern, is_allowed_address, is_metadata, require_allowed
+from gateway.admin.backend_hosts import check_pattern, is_allowed_address, require_allowed
 from gateway.admin.settings import AdminSettings
 from gateway.errors import BadRequest
+from gateway.upstream.forbidden_peer import is_forbidden
 
 DEFAULT = AdminSettings().allow_backend_hosts
 
@@ -109,6 +110,6 @@ def test_a_pattern_that_means_nothing_is_refused_at_start(pattern: str) -> None:
 def test_no_pattern_reaches_link_local(address: ipaddress.IPv4Address, patterns: list[str]) -> None:
     """Nor does the same address mapped into IPv6."""
     mapped = ipaddress.IPv6Address(f"::ffff:{address}")
-    assert is_metadata(address)
-    assert is_metadata(mapped)
+    assert is_forbidden(address)
+    assert is_forbidden(mapped)
     assert not is_allowed_address(mapped, patterns)
