@@ -60,7 +60,8 @@ class AdminApi:
             self._guard.check(request, is_change=operation.is_change)
             response = await operation.run(request)
             if operation.is_change:
-                log_event("admin_change", operation=operation.name, by=request.remote, **request.match_info)
+                target = dict(request.match_info)
+                log_event("admin_change", operation=operation.name, target=target, by=request.remote)
             return response
 
         return handle
