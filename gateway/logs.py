@@ -96,5 +96,5 @@ class AccessLog:
     def write(self, line: AccessLine | dict[str, Any]) -> None:
         try:
             self._write(_encode(line) + b"\n")
-        except BlockingIOError:
-            return  # its reader is slow and set it to not block: the line is lost, not the request
+        except OSError:
+            return  # its reader is slow and non-blocking, or gone, or its disk full: no request fails

@@ -94,6 +94,9 @@ class Proxy:
                 raise turn.error from None
             turn.is_client_gone = True
             raise
+        except Exception:
+            turn.error, turn.status = GatewayError("unforeseen"), GatewayError.status
+            raise
         finally:
             self._running.discard(task)
             if turn.holds_place:

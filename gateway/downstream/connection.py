@@ -62,6 +62,9 @@ class Relay(Protocol):
 
     def send_comment(self) -> bool: ...
 
+    def fail(self) -> None:
+        """End it so that it never looks complete; does nothing after its end."""
+
     @property
     def survives_fin(self) -> bool:
         """A client that only finished sending may still want the rest."""

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from gateway.downstream.connection import ClientConnection, OpenConnections
 from gateway.downstream.refusal import Refusal
+from gateway.downstream.relay import close_response
 from gateway.downstream.settings import DownstreamSettings
 
 # Listeners, logs, the store, probes of a middling fleet.
@@ -62,6 +63,10 @@ def make_server(
         connection.begin(request)
         try:
             response = await handler(request)
+            relay = connection.relay
+            if relay is not None and relay.has_started and isinstance(response, web.Response):
+                relay.fail()  # the handler failed in the middle: a second head would answer the next request
+                return close_response()
             if open_connections.is_leaving and isinstance(response, web.Response):
                 response.force_close()
             return response

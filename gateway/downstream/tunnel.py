@@ -105,6 +105,8 @@ class _Pipe(asyncio.Protocol):
 
     # -- the client connection's Relay
 
+    fail = end
+
     @property
     def has_started(self) -> bool:
         return True

@@ -1,0 +1,73 @@
+"""Faults of the gateway itself: a log that cannot be written, a bug. They cost at most one request."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fakes.backend import respond, stream
+from fakes.gateway_world import GatewayWorld
+from fakes.raw_client import RawClient, post
+
+from gateway.logs import AccessLog
+from gateway.proxy import Proxy
+from gateway.sessions.memory import MemoryStore
+from gateway.values import Binding, SessionKey
+
+CHAT = b'{"model":"fake-model","messages":[{"role":"user","content":"hi"}]}'
+
+
+def failing(error: Exception) -> AccessLog:
+    """A log whose every write fails."""
+
+    def write(_data: bytes) -> None:
+        raise error
+
+    return AccessLog(write)
+
+
+class BrokenStore(MemoryStore):
+    """Its contract says that a look-up never raises."""
+
+    async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EPIPE, errno.ENOSPC, errno.EIO])
+def test_a_log_that_cannot_be_written_loses_its_line(number: int) -> None:
+    """Its reader sleeps or has gone, or the disk is full: no request fails for that."""
+    failing(OSError(number, "cannot write")).write({"event": "request_debug"})
+
+
+@pytest.mark.parametrize("answer", [respond(b"{}"), stream(b"data: [DONE]\n\n")])
+async def test_an_answer_that_has_ended_is_never_followed_by_another(answer: Any) -> None:
+    """A bug after the last byte closes the connection: a second head would answer the next request."""
+    async with GatewayWorld(1) as world, RawClient(world.gateway.port) as client:
+        world.backends[0].default = answer
+        world.gateway.recorder.access_log = failing(RuntimeError("a bug"))
+        await client.send(post("/v1/chat/completions", CHAT))
+        first = await client.read_response()
+        assert (first.status, first.is_complete) == (200, True)
+        async with asyncio.timeout(5.0):
+            assert await client.reader.read() == b""
+        world.assert_idle()
+
+
+async def test_an_unforeseen_error_is_counted_with_the_status_that_the_client_got() -> None:
+    """A bug before the first byte: 500 for the client, in the counters and in the access line."""
+    lines: list[bytes] = []
+    async with GatewayWorld(1) as world:
+        world.gateway.recorder.access_log = AccessLog(lines.append)
+        parts = replace(world.gateway._proxy_parts, sessions=BrokenStore(clock=time.monotonic))
+        world.gateway.front.take_over(Proxy(parts), world.gateway.config)
+        answer = await world.chat("alice")
+        metrics = world.gateway.metrics
+        assert answer.status_code == 500
+        assert metrics.requests["chat", "500"] == 1
+        assert metrics.errors["internal", "internal_error"] == 1
+        assert b'"status":500' in lines[0]
+        world.assert_idle()
