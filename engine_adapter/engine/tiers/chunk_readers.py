@@ -6,6 +6,7 @@ thread writes only into staging memory, never into a block, so whoever asked may
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from engine_adapter.engine.tiers.tier_block import Tier, TierBlock
 
 CHUNK_BYTES = 16 << 20
 MAX_CHUNKS_IN_FLIGHT = 8
-NUM_READERS = 4
+NUM_READERS = min(4, os.cpu_count() or 1)  # a disk needs a few at once, a processor suffers from many
 
 
 @dataclass(slots=True, kw_only=True)
