@@ -157,12 +157,13 @@ class BlockManager:
             for awaited in sequence.block_hashes[num_matched:]:
                 self._awaited[awaited] = self._awaited.get(awaited, 0) + 1
 
-    def count_loaded(self, sequence: Sequence, num_tokens: int) -> None:
-        """Take note that tokens of an admitted sequence came from a slower tier: a hit like any other."""
+    def count_loaded(self, sequence: Sequence, tier: str, num_tokens: int) -> None:
+        """Take note that tokens came from a slower tier after the first admission: a hit like any other."""
         if sequence.num_preemptions == 0:
             assert sequence.num_cached_tokens is not None, "loaded before it was admitted"
             sequence.num_cached_tokens += num_tokens
             self.num_hit_tokens += num_tokens
+            sequence.num_loaded_tokens[tier] = sequence.num_loaded_tokens.get(tier, 0) + num_tokens
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make the block table cover `num_tokens` tokens, or change nothing and return False."""

@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", help="routing policy, for comparisons (default: homing)")
     parser.add_argument("--run-dir", type=Path, default=Path(".homing"), help="logs and generated config")
     parser.add_argument(
-        "--worker-args", default="", metavar="ARGS", help="more options for each worker, as one string"
+        "--worker-args",
+        default="",
+        metavar="ARGS",
+        help="more options for each worker, as one string; {name} in it becomes the worker's name",
     )
 
 
@@ -195,7 +198,7 @@ class Supervisor:
         command = [sys.executable, "-m", "engine_adapter.server", "--host", "127.0.0.1", "--port", str(port)]
         if self._options.model is not None:
             command += ["--model", str(self._options.model)]
-        command += [*self._options.worker_args.split(), "--die-with-parent"]
+        command += [*self._options.worker_args.replace("{name}", name).split(), "--die-with-parent"]
         return Child(
             name=name,
             command=command,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from engine_adapter.engine.step_output import StepOutput
 from engine_adapter.engine.tiers import tier_loads
 from engine_adapter.engine.tiers.tier_block import Tier
 from engine_adapter.engine.tiers.tier_config import TierConfig
+from paged_kv.guards import BlockCorrupted
+from paged_kv.transfers import BlockTransfers, InlineStream, Stream
 
 PROMPT = random_tokens(7, 61)  # fifteen full blocks and a token
 CASES = [(shared, length) for length in range(1, 20, 3) for shared in (0, 4, 5, 8, 16) if shared <= length]
@@ -155,7 +158,9 @@ def test_a_preempted_sequence_comes_back_from_a_tier(tmp_path: Path) -> None:
     assert {name: tokens_of(parts) for name, parts in outputs.items()} == expected
     assert engine.stats().num_preemptions > 0
     assert engine.stats().tiers["host"].num_hit_tokens > 0
-    assert all(parts[-1].num_cached_tokens == 0 for parts in outputs.values())  # of the first admission
+    # Usage is about the first admission: what a preempted one got back is no hit of its request.
+    assert all(parts[-1].num_cached_tokens == 0 for parts in outputs.values())
+    assert all(parts[-1].num_loaded_tokens == {} for parts in outputs.values())
     shut_down(engine)
 
 
@@ -297,6 +302,66 @@ def test_a_dropped_head_is_stored_with_the_next_block(tmp_path: Path) -> None:
     engine = tiered_engine(tmp_path)
     assert last_output(engine, PROMPT)[1].num_cached_tokens == 60
     shut_down(engine)
+
+
+class LateEvents(BlockTransfers):
+    """Copies that are complete only when told: what a device's store stream is."""
+
+    class Event:
+        def __init__(self) -> None:
+            self.has_passed = False
+
+        def query(self) -> bool:
+            return self.has_passed
+
+    def __init__(self) -> None:
+        inline = InlineStream()
+        super().__init__(compute=inline, load=inline, store=inline)
+        self.events: list[LateEvents.Event] = []
+
+    def store(self, block_ids: Iterable[int], copy_out: Callable[[Stream], None]) -> Event:
+        super().store(block_ids, copy_out)
+        self.events.append(LateEvents.Event())
+        return self.events[-1]
+
+
+def test_a_tier_gets_no_bytes_before_their_copy_is_complete() -> None:
+    """Blocks whose copy is under way are in no tier, are not copied twice, and arrive in order."""
+    engine = tiered_engine(None, 1 << 17)
+    engine.tiers.stores._transfers = transfers = LateEvents()
+    answer = generate(engine, PROMPT, 2)
+    assert len(transfers.events) == 1
+    assert engine.stats().tiers["host"].num_blocks == 0
+    generate(engine, [*PROMPT, *answer, 1, 2, 3, 4, 5], 1)
+    assert len(transfers.events) == 2
+    transfers.events[1].has_passed = True
+    engine.tiers.stores.settle()
+    assert engine.stats().tiers["host"].num_blocks == 0
+    transfers.events[0].has_passed = True
+    engine.tiers.stores.settle()
+    assert engine.stats().tiers["host"].num_blocks == 17
+    engine.blocks.clear_cache()
+    assert last_output(engine, PROMPT)[1].num_loaded_tokens == {"host": 60}
+    shut_down(engine)
+
+
+def test_the_guards_find_a_write_to_a_shared_block() -> None:
+    """In debug mode an idle engine checks every block: one that changed after it was named stops it."""
+    engine = tiered_engine()
+    generate(engine, PROMPT)
+    engine.tick()
+    victim = engine.blocks.pool.cached_in_eviction_order()[3]
+    engine.storage.write_block(victim, bytes(engine.storage.block_bytes))
+    with pytest.raises(BlockCorrupted, match=f"block {victim} changed after it was sealed"):
+        engine.tick()
+
+
+def test_the_guards_find_a_write_to_a_free_block() -> None:
+    """A late writer is named when the block is given to the next owner."""
+    engine = tiered_engine(num_kv_blocks=20)
+    engine.storage.write_block(3, bytes(engine.storage.block_bytes))
+    with pytest.raises(BlockCorrupted, match="block 3 was written while it was free"):
+        generate(engine, PROMPT)
 
 
 def test_tiers_need_names() -> None:

@@ -113,6 +113,16 @@ def test_a_tier_that_was_too_slow_is_tried_again() -> None:
     assert planner.pays(100, {Tier.DISK: 1000})
 
 
+def test_a_tier_that_did_not_answer_counts_as_slow_at_once() -> None:
+    """One timeout outweighs a good average: the next requests do not wait for it too."""
+    planner = LoadPlanner()
+    planner.observe_prefill(100, 1.0)
+    planner.observe_read(Tier.DISK, 10**9, 1.0)
+    assert planner.pays(100, {Tier.DISK: 1000})
+    planner.observe_timeout(Tier.DISK, 1000, 10.0)
+    assert not planner.pays(100, {Tier.DISK: 1000})
+
+
 def test_small_steps_and_empty_reads_say_nothing() -> None:
     """A step of a few tokens measures its fixed cost, and nothing read measures nothing."""
     planner = LoadPlanner()

@@ -36,6 +36,10 @@ class LoadPlanner:
         if num_bytes and duration_s > 0:
             self.read_bytes_per_s[tier] = _mixed(self.read_bytes_per_s.get(tier), num_bytes / duration_s)
 
+    def observe_timeout(self, tier: Tier, num_bytes: int, waited_s: float) -> None:
+        """Take note of a load that did not arrive: the tier counts as that slow until it proves otherwise."""
+        self.read_bytes_per_s[tier] = num_bytes / max(waited_s, 1e-3)
+
     def pays(self, num_tokens: int, bytes_of_tier: Mapping[Tier, int]) -> bool:
         """Return whether loading these bytes is quicker than computing the tokens they stand for.
 

@@ -93,9 +93,7 @@ class TierLoads:
         sizes = {tier: count * self._storage.block_bytes for tier, count in places.items()}
         if not self.planner.pays(len(found) * self._blocks.block_size, sizes):
             return
-        for tier in (self._host, self._disk):
-            if tier is not None:
-                tier.use(found[-1][0].block_hash)
+        self._note_use(found)
         sequence.load = TierLoad(
             sequence=sequence,
             chunks=cut_into_chunks(found, self._storage.block_bytes),
@@ -143,6 +141,13 @@ class TierLoads:
             found.append((block, place))
         return found
 
+    def _note_use(self, found: list[tuple[TierBlock, DiskPlace | None]]) -> None:
+        """Keep both tiers from giving up what is about to be loaded."""
+        if self._host is not None and (hosted := [block for block, place in found if place is None]):
+            self._host.use(hosted[-1].block_hash)
+        if self._disk is not None:
+            self._disk.use(found[-1][0].block_hash)
+
     def _start_reads(self) -> None:
         """Submit chunks of the disk, oldest load first, while readers have room."""
         if self._readers is None:
@@ -164,8 +169,7 @@ class TierLoads:
             rows = self._arrived_rows(load.chunks[0])
             if rows is None:
                 if self._clock() - load.waiting_since_s > LOAD_TIMEOUT_S:
-                    self.num_timeouts += 1
-                    load.chunks.clear()
+                    self._give_up(load)
                 return
             chunk = load.chunks.popleft()
             if len(rows):
@@ -173,6 +177,14 @@ class TierLoads:
             load.waiting_since_s = self._clock()
             if len(rows) < len(chunk.blocks):
                 load.chunks.clear()
+
+    def _give_up(self, load: TierLoad) -> None:
+        """End a load that waits for a disk which does not answer, and expect little of that disk."""
+        self.num_timeouts += 1
+        num_bytes = len(load.chunks[0].blocks) * self._storage.block_bytes
+        self.planner.observe_timeout(Tier.DISK, num_bytes, LOAD_TIMEOUT_S)
+        logger.warning("kv_tier_read_timed_out", extra={"timeout_s": LOAD_TIMEOUT_S})
+        load.chunks.clear()
 
     def _arrived_rows(self, chunk: Chunk) -> torch.Tensor | None:
         """Return the sound leading rows of a chunk, or None while it is being read."""
@@ -221,10 +233,7 @@ class TierLoads:
         num_computed_tokens = (first + len(rows)) * self._blocks.block_size
         num_gained = num_computed_tokens - sequence.num_computed_tokens
         sequence.num_computed_tokens = num_computed_tokens
-        self._blocks.count_loaded(sequence, num_gained)
-        sequence.num_loaded_tokens[chunk.tier.value] = (
-            sequence.num_loaded_tokens.get(chunk.tier.value, 0) + num_gained
-        )
+        self._blocks.count_loaded(sequence, chunk.tier.value, num_gained)
         self.hit_tokens[chunk.tier] += num_gained
         self.loaded_bytes[chunk.tier] += len(rows) * self._storage.block_bytes
         if self._host is not None and chunk.tier is Tier.DISK:

@@ -26,9 +26,8 @@ from engine_adapter.engine.tiers.host_tier import HostTier
 from engine_adapter.engine.tiers.tier_block import TierBlock, payload_checksum
 from paged_kv.transfers import BlockTransfers, Event, Stream, on_stream
 
-MAX_STAGED_BYTES = (
-    256 << 20
-)  # copied out after one step; the rest of a long chain follows with its next block
+# Copied out after one step; what is left of a long chain follows with its next block.
+MAX_STAGED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
