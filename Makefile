@@ -79,7 +79,7 @@ dist: dev ## Wheel and source archive, checked
 	@$(BIN)/hatchling build
 	@$(BIN)/twine check --strict dist/*
 
-sbom: venv ## What an install holds, as CycloneDX JSON, in dist/sbom.json
+sbom: venv ## What an install holds, as validated CycloneDX JSON, in dist/sbom.json
 	@mkdir -p dist
 	@$(PIP) install --quiet --constraint constraints.txt cyclonedx-bom
 	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o dist/sbom.json $(BIN)/python

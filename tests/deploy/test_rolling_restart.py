@@ -128,26 +128,25 @@ class Site:
         """Drain, wait until nothing runs there, stop, start, wait until all gateways use it again."""
         await self._admins[0].post(f"{ADMIN}/backends/{name}/drain", json={"until_restart": True})
         await self._until_everywhere(name, lambda one: one["state"] == "draining" and not one["in_flight"])
-        child = self.engines[name]
-        assert child.process is not None
-        await child.stop()
-        assert child.process.returncode == 0
-        await child.start()
-        await child.wait_ready(START_LIMIT_S)
+        await self._restart(self.engines[name])
         await self._until_everywhere(name, lambda one: one["state"] == "ready")
 
     async def roll_gateway(self, name: str) -> None:
         """Stop, start, and wait until the front door sends it requests again."""
-        child = self.gateways[name]
-        assert child.process is not None
-        await child.stop()
-        assert child.process.returncode == 0, child.last_words()
-        await child.start()
-        await child.wait_ready(START_LIMIT_S)
+        await self._restart(self.gateways[name])
         admin = self._admins[list(self.gateways).index(name)]
         async with asyncio.timeout(START_LIMIT_S):
             while not sum((await admin.get(f"{ADMIN}/status")).json()["affinity"].values()):
                 await asyncio.sleep(0.1)
+
+    async def _restart(self, child: Child) -> None:
+        """SIGTERM, and all the time it wants: being killed would be a failure."""
+        assert child.process is not None
+        child.process.terminate()
+        async with asyncio.timeout(START_LIMIT_S):
+            assert await child.process.wait() == 0, child.last_words()
+        await child.start()
+        await child.wait_ready(START_LIMIT_S)
 
     async def _until_everywhere(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> None:
         async with asyncio.timeout(START_LIMIT_S):
@@ -178,13 +177,13 @@ def real_worker(number: int, port: int, folder: Path) -> Child:
     )
 
 
-def gateway_process(number: int, port: int, config: dict[str, Any], folder: Path) -> Child:
+def gateway_process(number: int, config: dict[str, Any], folder: Path) -> Child:
     path = folder / f"gateway-{number}.yaml"
     path.write_text(yaml.safe_dump(config))
     return Child(
         name=f"gateway-{number}",
         command=[sys.executable, "-m", "gateway.main", "gateway", "--config", str(path)],
-        ready_url=f"http://127.0.0.1:{port}/readyz",
+        ready_url=f"http://127.0.0.1:{config['admin']['port']}/livez",  # it opens the admin port last
         log_path=folder / f"gateway-{number}.log",
     )
 
@@ -208,7 +207,7 @@ async def compose_topology(make_engine: MakeEngine, folder: Path) -> AsyncIterat
                     for name, port in zip(engines, engine_ports, strict=True)
                 ],
             }
-            gateways[f"gateway-{number + 1}"] = gateway_process(number + 1, ports[number], config, folder)
+            gateways[f"gateway-{number + 1}"] = gateway_process(number + 1, config, folder)
         site = Site(engines, gateways, admin_ports)
         try:
             await site.start()
@@ -235,26 +234,22 @@ async def roll_everything(
     async with compose_topology(make_engine, folder) as (site, url):
         load = Load(url, "fake-model")
         timeout = aiohttp.ClientTimeout(total=60)
-        async with aiohttp.ClientSession(timeout=timeout) as client:
-            players = [
-                asyncio.ensure_future(load.play(f"session-{number}", client))
-                for number in range(num_sessions)
-            ]
+        async with aiohttp.ClientSession(timeout=timeout) as client, asyncio.TaskGroup() as players:
+            for number in range(num_sessions):
+                players.create_task(load.play(f"session-{number}", client))
             async with asyncio.timeout(START_LIMIT_S):
                 while len(load.homes()) < num_sessions:
                     await asyncio.sleep(0.1)
-            before_gateways: dict[str, list[str]] = {}
             for _ in range(num_rounds):
                 for name in site.engines:
                     await site.roll_engine(name)
                 before_gateways = load.homes()
                 for name in site.gateways:
                     await site.roll_gateway(name)
+                assert load.homes() == before_gateways, "a gateway's restart moved a session"
             load.is_over = True
-            await asyncio.gather(*players)
     bad = [turn for turn in load.turns if turn.outcome != "complete"]
     assert not [turn for turn in bad if turn.outcome in ("cut", "failed")], bad[:5]
-    assert load.homes() == before_gateways, "a gateway's restart moved a session"
     moves = [len(homes) - 1 for homes in load.homes().values()]
     # rolled one after the other, a home may be one that is drained later: each drain moves a session once
     assert max(moves) <= len(site.engines) * num_rounds, load.homes()
