@@ -48,7 +48,8 @@ class Intake:
 
     async def take_in(self, request: web.BaseRequest, route: Route, turn: Turn) -> None:
         """Fill in the turn's tenant, body, facts and charge."""
-        turn.tenant = tenant = await self.tenant_of(request)
+        gatekeeper = self._gatekeeper
+        turn.tenant = tenant = gatekeeper.recognise(request) or await gatekeeper.prove(request)
         turn.body = await read_body(request, self._settings)
         options: ParseOptions = {
             "tenant": tenant.name,

@@ -8,10 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import openai
+import pytest
 from fakes.certificates import Authority
 from fakes.gateway_world import GatewayWorld
 from fakes.identity_provider import IdentityProvider, token
+
+from gateway.limits.allowance import Allowance
 
 KEY = "key-of-tenant-a-0001"
 CHAT = "/v1/chat/completions"
@@ -101,3 +106,34 @@ async def test_a_reload_takes_new_keys_from_a_file_that_changed(tmp_path: Path) 
         file.write_text("short")
         assert (await world.gateway.reloader.reload()).outcome == "rejected"
         assert (await world.chat("s", headers=bearer("another-key-of-a-01"))).status_code == 200
+
+
+async def test_the_official_clients_understand_our_refusals() -> None:
+    """Each raises its own error; none repeats what cannot succeed, nor what is too far away."""
+    tenants = [
+        {"name": "a", "keys_env": "A", "models": ["fake-model"], "limits": {"requests_per_minute": 600}}
+    ]
+    async with GatewayWorld(num_backends=1, environ={"A": KEY}, tenants=tenants) as world:
+        url = world.base_url
+        messages: Any = [{"role": "user", "content": "x"}]
+        async with (
+            openai.AsyncOpenAI(api_key=KEY, base_url=f"{url}/v1") as client,
+            openai.AsyncOpenAI(api_key="wrong-key-wrong-key", base_url=f"{url}/v1") as stranger,
+            anthropic.AsyncAnthropic(api_key="wrong-key-wrong-key", base_url=url) as claude,
+        ):
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.chat.completions.create(model="fake-model", messages=messages)
+            with pytest.raises(anthropic.AuthenticationError):
+                await claude.messages.create(model="fake-model", messages=messages, max_tokens=1)
+            with pytest.raises(openai.NotFoundError, match="may not use it"):
+                await client.chat.completions.create(model="other", messages=messages)
+            assert not world.backends[0].requests
+            limiter = world.gateway.limiter
+            raw = await client.chat.completions.with_raw_response.create(
+                model="fake-model", messages=messages
+            )
+            assert raw.headers["x-ratelimit-limit-requests"] == "600"
+            limiter._uses["a"].adopt(Allowance(requests_left=-10_000.0), time.monotonic())  # 1,000 s away
+            with pytest.raises(openai.RateLimitError):
+                await client.chat.completions.create(model="fake-model", messages=messages)
+            assert limiter.rejections["tenant_requests"] == 1

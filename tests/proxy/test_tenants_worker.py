@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -82,3 +83,23 @@ async def test_identical_prompts_of_two_tenants_share_nothing(world: GatewayWorl
         assert await cached_tokens(world, "a", body(prompt)) > 250, name
         assert await cached_tokens(world, "b", variant(prompt)) < 32, name
         assert await cached_tokens(world, "b", body(prompt)) > 250, name  # its own, by now
+
+
+async def test_a_pin_is_its_tenants_own(world: GatewayWorld) -> None:
+    """Pinned for one tenant, a prefix is warm at that tenant's first request and cold at the other's."""
+    prompt = "a handbook that only tenant a may know. " * 8
+    order = {"name": "handbook", "messages": [{"role": "user", "content": prompt}]}
+    refused = [
+        (await world.admin.post("/admin/v1/pins", json=one)).status_code
+        for one in (order, {**order, "tenant": "nobody"})
+    ]
+    assert refused == [400, 400]
+    made = await world.admin.post("/admin/v1/pins", json={**order, "tenant": "a"})
+    assert made.status_code == 201, made.text
+    async with asyncio.timeout(20):
+        while (await world.admin.get("/admin/v1/pins")).json()["backends"][0]["pins"][0][
+            "pinned_tokens"
+        ] < 250:
+            await asyncio.sleep(0.02)
+    assert await cached_tokens(world, "b", body(prompt)) < 32
+    assert await cached_tokens(world, "a", body(prompt)) > 250
