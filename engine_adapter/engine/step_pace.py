@@ -10,8 +10,7 @@ Invariant: a limit is never below `MIN_PROMPT_TOKENS`, so prompts advance on any
 
 from __future__ import annotations
 
-FIRST_PROMPT_TOKENS = 64  # before anything was measured
-MIN_PROMPT_TOKENS = 32  # below it a step is all fixed cost, on a CPU the reading of the weights
+MIN_PROMPT_TOKENS = 64  # also of the first step; below it most of a step is fixed cost, on a CPU above all
 MAX_GROWTH = 2.0  # of a limit per step: one lucky measurement must not bring a very long step
 
 
@@ -20,7 +19,7 @@ class StepPace:
 
     def __init__(self, max_step_s: float | None) -> None:
         self._max_step_s = max_step_s
-        self._limits = {False: float(FIRST_PROMPT_TOKENS), True: float(FIRST_PROMPT_TOKENS)}
+        self._limits = {False: float(MIN_PROMPT_TOKENS), True: float(MIN_PROMPT_TOKENS)}
 
     def cap(self, num_tokens: int, *, has_decodes: bool) -> int:
         """Return how many of so many prompt tokens the next step may take. Changes nothing."""

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.engine.step_pace import FIRST_PROMPT_TOKENS, MIN_PROMPT_TOKENS, StepPace
+from engine_adapter.engine.step_pace import MIN_PROMPT_TOKENS, StepPace
 
 
 def run_steps(
@@ -34,7 +34,7 @@ def test_steps_take_the_allowed_time() -> None:
 def test_the_first_step_is_small_and_growth_is_gradual() -> None:
     """A cold start risks one small step, and no step takes more than twice the tokens of the one before."""
     pace = StepPace(10.0)
-    assert pace.cap(512, has_decodes=False) == FIRST_PROMPT_TOKENS
+    assert pace.cap(512, has_decodes=False) == MIN_PROMPT_TOKENS
     durations = run_steps(pace, 12, fixed_s=0.0, token_s=0.001)
     assert all(after <= 2 * before for before, after in itertools.pairwise(durations))
     assert durations[-1] == 0.512  # all that was asked for
@@ -53,7 +53,7 @@ def test_small_steps_teach_nothing() -> None:
     """The fixed cost of a step with a few tokens says nothing about a large one."""
     pace = StepPace(0.5)
     pace.record(3, 0.4, has_decodes=False)
-    assert pace.cap(512, has_decodes=False) == FIRST_PROMPT_TOKENS
+    assert pace.cap(512, has_decodes=False) == MIN_PROMPT_TOKENS
 
 
 def test_without_an_allowed_time_nothing_is_cut() -> None:
