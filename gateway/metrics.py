@@ -118,10 +118,10 @@ class GatewayMetrics:
             return 0.0
         return float(sum(cells.get(labels, 0.0) for cells in self._siblings.elsewhere(name)))
 
-    def totals(self, metric: Counter) -> dict[str, float]:
-        """Sums of a counter over its first label, over all processes."""
+    def totals(self, metric: Counter, position: int = 0) -> dict[str, float]:
+        """Sums of a counter by the value of one label, over all processes."""
         others = [] if self._siblings is None else self._siblings.elsewhere(metric.name)
-        return metric.merged(others).by_first_label()
+        return metric.merged(others).by_label(position)
 
     def add_state(self, source: StateSource) -> None:
         """Read these series from their owner for each page."""

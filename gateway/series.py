@@ -60,12 +60,12 @@ class Counter(Series[float]):
     def __missing__(self, key: Labels) -> float:
         return 0.0
 
-    def by_first_label(self) -> dict[str, float]:
-        """Sums over the first label."""
+    def by_label(self, position: int = 0) -> dict[str, float]:
+        """Sums by the value of one label."""
         sums: dict[str, float] = {}
         for key, number in self.items():
-            first = key if isinstance(key, str) else key[0]
-            sums[first] = sums.get(first, 0.0) + number
+            value = key if isinstance(key, str) else key[position]
+            sums[value] = sums.get(value, 0.0) + number
         return sums
 
     def _combine(self, one: float, other: float) -> float:

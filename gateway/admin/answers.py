@@ -101,7 +101,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """This replica's counters since its start, each by its first label."""
+    """This replica's counters since its start: requests by API, tokens by backend, the rest by cause."""
 
     requests: dict[str, float]
     affinity: dict[str, float]
@@ -114,6 +114,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: dict[str, float]
     expected_cached_tokens: dict[str, float]
     completion_tokens: dict[str, float]
+    recomputed_tokens: dict[str, float]
     usage_unknown: dict[str, float]
 
 
@@ -372,6 +373,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     requests: dict[str, float]
     errors: dict[str, float]
+    recomputed_tokens: dict[str, float]
     by_turn: list[TurnCurvePoint]
     recent_moves: list[MoveAnswer]
     recent_sessions: list[RecentSession]

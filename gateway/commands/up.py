@@ -275,6 +275,7 @@ class Supervisor:
 [bold]Homing is up.[/bold]
   gateway  {base}   (OpenAI-compatible; admin API on 127.0.0.1:{options.admin_port})
   workers  {workers}
+  page     http://127.0.0.1:{options.admin_port}/admin/   (dashboard)
   logs     {self._run_dir}/
 
 Try, in another terminal:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from fakes.gateway_world import GatewayWorld
 
 from gateway.admin.access import Tokens
@@ -54,39 +53,39 @@ async def test_a_read_token_alone_makes_a_read_only_api() -> None:
         assert (await ask(world, "POST", "/backends/b0/drain", headers={"authorization": "Bearer"}))[0] == 401
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"host": "localhost:8001"}, 200),
-        ({"host": "[::1]:8001"}, 200),
-        ({"host": "127.0.0.1"}, 200),
-        ({"host": "console.example"}, 200),
-        ({"host": "evil.example"}, 403),
-        ({"host": "localhost.evil.example"}, 403),
-        ({"host": ""}, 403),
-        ({"host": "localhost:8001", "origin": "http://localhost:8001"}, 200),
-        ({"host": "localhost:8001", "origin": "http://evil.example"}, 403),
-        ({"host": "localhost:8001", "origin": "http://localhost:9999"}, 403),
-        ({"origin": "null"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
-        ({"sec-fetch-site": "same-site"}, 403),
-        ({"sec-fetch-site": "same-origin"}, 200),
-    ],
-)
-async def test_without_a_token_no_other_page_can_ask(headers: dict[str, str], status: int) -> None:
+ORIGINS: list[tuple[dict[str, str], int]] = [
+    ({}, 200),
+    ({"host": "localhost:8001"}, 200),
+    ({"host": "[::1]:8001"}, 200),
+    ({"host": "127.0.0.1"}, 200),
+    ({"host": "console.example"}, 200),
+    ({"host": "evil.example"}, 403),
+    ({"host": "localhost.evil.example"}, 403),
+    ({"host": ""}, 403),
+    ({"host": "localhost:8001", "origin": "http://localhost:8001"}, 200),
+    ({"host": "localhost:8001", "origin": "http://evil.example"}, 403),
+    ({"host": "localhost:8001", "origin": "http://localhost:9999"}, 403),
+    ({"origin": "null"}, 403),
+    ({"sec-fetch-site": "cross-site"}, 403),
+    ({"sec-fetch-site": "same-site"}, 403),
+    ({"sec-fetch-site": "same-origin"}, 200),
+]
+
+
+async def test_without_a_token_no_other_page_can_ask() -> None:
     """DNS rebinding shows in the Host, a foreign page in Origin or Sec-Fetch-Site."""
     async with GatewayWorld(num_backends=1, admin={"port": 0, "allowed_hosts": ["console.example"]}) as world:
-        assert (await ask(world, "GET", "/status", headers=headers))[0] == status
-        assert (await ask(world, "POST", "/backends/b0/cordon", headers=headers))[0] == status
+        for headers, status in ORIGINS:
+            assert (await ask(world, "GET", "/status", headers=headers))[0] == status, headers
+            assert (await ask(world, "POST", "/backends/b0/cordon", headers=headers))[0] == status, headers
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
-async def test_a_body_must_be_declared_as_json(content_type: str | None) -> None:
+async def test_a_body_must_be_declared_as_json() -> None:
     """A form that a page submits is refused before it is read."""
     async with GatewayWorld(num_backends=1) as world:
-        headers = {} if content_type is None else {"content-type": content_type}
-        assert (await ask(world, "POST", "/route", headers=headers, content=b"{}"))[0] == 415
+        for content_type in ("text/plain", "application/x-www-form-urlencoded", None):
+            headers = {} if content_type is None else {"content-type": content_type}
+            assert (await ask(world, "POST", "/route", headers=headers, content=b"{}"))[0] == 415
 
 
 async def test_what_is_open_holds_nothing() -> None:

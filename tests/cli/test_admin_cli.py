@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -265,14 +264,10 @@ def test_numbers_are_short(value: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_completion_knows_every_command(shell: str) -> None:
+def test_completion_knows_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The script names all commands, and bash can read it."""
-    script = subprocess.run(
-        [sys.executable, "-m", "gateway.main", "completion", shell],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
     assert all(name in script for name in COMMANDS)
     if shell == "bash":
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)

@@ -27,7 +27,7 @@ def test_sums_over_the_first_label() -> None:
     counter["hit", "header"] += 2
     counter["hit", "body"] += 1
     counter["new", "body"] += 1
-    assert counter.by_first_label() == {"hit": 3.0, "new": 1.0}
+    assert counter.by_label() == {"hit": 3.0, "new": 1.0}
 
 
 @given(st.lists(st.floats(min_value=0, max_value=100)))

@@ -49,7 +49,7 @@ export function showOverview(summary) {
     summary.ring,
     summary.status.backends.map((one) => ({ id: one.id, sessions: one.sessions, in_flight: one.in_flight })),
   );
-  showCauses(summary.status.moves, summary.status.affinity);
+  showCauses(summary.status.moves, summary.status.affinity, summary.recomputed_tokens);
   showMoves(summary.recent_moves.slice(-8).reverse(), Math.round(summary.at_wall_s / 5) * 5);
   showGroups(summary.groups.slice(0, 10));
 }
@@ -179,24 +179,31 @@ function ringOf(shares) {
   return svg;
 }
 
-const showCauses = whenChanged((moves, affinity) => {
-  const causes = Object.entries(moves).sort((one, other) => other[1] - one[1]);
-  const most = Math.max(1, ...causes.map(([, number]) => number));
-  const lines = causes.flatMap(([cause, number]) => [
-    make("span", { text: words(cause) }),
-    bar([{ share: number / most }], many(number, "move")),
-    make("span", { text: count(number) }),
-  ]);
+const showCauses = whenChanged((moves, affinity, recomputed) => {
   const outcomes = Object.entries(affinity).sort((one, other) => other[1] - one[1]);
   const told = outcomes.map(([name, number]) => `${count(number)} ${words(name)}`).join(" · ");
+  const isAny = Object.keys(recomputed).length > 0;
   replace(
     byId("causes-body"),
     make("p", { class: "note", text: told || "No requests yet" }),
-    lines.length
-      ? make("div", { class: "causes" }, ...lines)
-      : make("p", { class: "empty", text: "No session has changed its home" }),
+    barsOf(moves, "move") ?? make("p", { class: "empty", text: "No session has changed its home" }),
+    isAny ? make("h3", { text: "Tokens computed again, by cause" }) : null,
+    barsOf(recomputed, "token"),
   );
 });
+
+/** One bar per cause, the most frequent first; nothing where there is none. */
+function barsOf(counts, noun) {
+  const causes = Object.entries(counts).sort((one, other) => other[1] - one[1]);
+  if (!causes.length) return null;
+  const most = Math.max(1, causes[0][1]);
+  const lines = causes.flatMap(([cause, number]) => [
+    make("span", { text: words(cause) }),
+    bar([{ share: number / most }], many(number, noun)),
+    make("span", { text: count(number) }),
+  ]);
+  return make("div", { class: "causes" }, ...lines);
+}
 
 const showMoves = whenChanged((moves, nowS) => {
   if (!moves.length) return replace(byId("moves-body"), make("p", { class: "empty", text: "None" }));
@@ -242,14 +249,12 @@ const showGroups = whenChanged((groups) => {
         make(
           "span",
           { class: "name" },
-          ...one.holders
-            .slice(0, 8)
-            .map((holder) =>
-              make("span", {
-                class: `dot ${colourOf(holder.backend)}`,
-                title: `${holder.backend}: ${count(holder.tokens)} tokens`,
-              }),
-            ),
+          ...one.holders.slice(0, 8).map((holder) =>
+            make("span", {
+              class: `dot ${colourOf(holder.backend)}`,
+              title: `${holder.backend}: ${count(holder.tokens)} tokens`,
+            }),
+          ),
           make("span", { text: one.holders.length }),
         ),
     },

@@ -100,16 +100,14 @@ const showDetail = whenChanged((session, backends, text) => {
       "data-focus": "explain",
       on: { click: () => explain(story?.model ?? "") },
     }),
-    ...others
-      .slice(0, 6)
-      .map((one) =>
-        make("button", {
-          type: "button",
-          text: `Move to ${one}`,
-          "data-focus": `to:${one}`,
-          on: { click: () => move(session, one) },
-        }),
-      ),
+    ...others.slice(0, 6).map((one) =>
+      make("button", {
+        type: "button",
+        text: `Move to ${one}`,
+        "data-focus": `to:${one}`,
+        on: { click: () => move(session, one) },
+      }),
+    ),
     make("button", { type: "button", text: "End", "data-focus": "end", on: { click: () => end(session) } }),
   );
   return replace(byId("session-detail"), list, timelineOf(story), buttons);
