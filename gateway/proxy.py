@@ -107,10 +107,15 @@ class Proxy:
     # -- 2 look up
 
     async def _look_up(self, turn: Turn) -> Binding | None:
-        if turn.facts.session_key is None:
-            return None
-        binding = await self._parts.sessions.get(turn.facts.session_key, turn.store_deadline_s)
-        turn.tenant.check_binding(turn.facts, binding)
+        facts, sessions = turn.facts, self._parts.sessions
+        binding = None
+        if facts.session_key is not None:
+            binding = await sessions.get(facts.session_key, turn.store_deadline_s)
+        if facts.answer_key is not None and turn.tenant.is_known:
+            is_same = facts.answer_key == facts.session_key
+            turn.tenant.check_answer(
+                binding if is_same else await sessions.get(facts.answer_key, turn.store_deadline_s)
+            )
         return binding
 
     def _standing(self, turn: Turn) -> Standing:

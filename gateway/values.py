@@ -112,6 +112,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_stream: bool = False
     session_key: SessionKey | None = None
     prompt_key: PromptKey | None = None
+    answer_key: SessionKey | None = None  # of the stored answer that it is about or builds on
     key_source: KeySource = KeySource.NONE
     prefix: tuple[Message, ...] = ()  # system + tools first, then messages in order
     num_prompt_bytes: int = 0  # text that the engine will tokenize, estimated

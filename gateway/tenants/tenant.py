@@ -33,17 +33,17 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
             f"The model `{facts.model}` does not exist or this key may not use it.", param="model"
         )
 
-    def check_binding(self, facts: RequestFacts, binding: Binding | None) -> None:
-        """Raises NotFound for an answer that was not this tenant's, or is no longer known to be.
+    def check_answer(self, binding: Binding | None) -> None:
+        """Raises NotFound for a stored answer that is not this tenant's, or no longer known to be.
 
-        Engines keep answers by id alone: only our own binding says whose one is.
+        Engines keep answers by id alone: only our own binding, under the tenant's key, says whose one is.
         """
-        if self.is_known and facts.key_source is KeySource.RESPONSE_ID and binding is None:
+        if binding is None:
             raise NotFound("There is no answer with this id.", param="previous_response_id")
 
 
 def _names_stored_answer(facts: RequestFacts) -> bool:
-    """A request about an answer, by its path: what it may see is decided by `check_binding`."""
+    """A request about an answer, by its path: what it may see is decided by `check_answer`."""
     return facts.key_source is KeySource.RESPONSE_ID and not facts.sets_binding
 
 

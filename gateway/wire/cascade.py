@@ -91,12 +91,14 @@ class KeyCascade:
         value = names.headers.cookie
         return None if value is None else self._session(names, value, KeySource.COOKIE)
 
-    def _by_response_id(self, names: Names) -> Key | None:
+    def answer_key(self, names: Names) -> SessionKey | None:
+        """Return the key of the stored answer that a request builds on, whatever else it names itself by."""
         value = self._value(names, "previous_response_id", self._response_position)
-        if value is None:
-            return None
-        key = self._hasher.response_key(names.tenant, value)
-        return Key(key, KeySource.RESPONSE_ID, is_bucket=False)
+        return None if value is None else self._hasher.response_key(names.tenant, value)
+
+    def _by_response_id(self, names: Names) -> Key | None:
+        key = self.answer_key(names)
+        return None if key is None else Key(key, KeySource.RESPONSE_ID, is_bucket=False)
 
     def _by_bucket(self, names: Names) -> Key | None:
         value = self._value(names, "prompt_cache_key", self._bucket_position)

@@ -88,10 +88,12 @@ class FactsParser:
 
     def _stored_response(self, tenant: str, response_id: str) -> RequestFacts:
         """A stored answer lives on the one backend that made it, whatever session the client names."""
+        key = self._hasher.response_key(tenant, to_bytes(response_id))
         return RequestFacts(
             api=Api.RESPONSES,
             tenant=tenant,
-            session_key=self._hasher.response_key(tenant, to_bytes(response_id)),
+            session_key=key,
+            answer_key=key,
             key_source=KeySource.RESPONSE_ID,
             is_follow_up=True,
             sets_binding=False,
@@ -113,6 +115,7 @@ class FactsParser:
             is_stream=body.is_stream,
             session_key=key.session_key if key else None,
             prompt_key=prompt_key,
+            answer_key=self._cascade.answer_key(names) if api is Api.RESPONSES else None,
             key_source=key.source if key else keyless,
             prefix=prompt.prefix,
             num_prompt_bytes=prompt.num_bytes,

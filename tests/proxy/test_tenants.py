@@ -131,6 +131,9 @@ async def test_stored_answers_are_their_tenants_own() -> None:
             await world.client.get("/v1/responses/resp_1", headers=as_tenant("b")),
             await world.client.delete("/v1/responses/resp_1", headers=as_tenant("b")),
             await world.client.post("/v1/responses", json=follow, headers=as_tenant("b")),
+            await world.client.post(
+                "/v1/responses", json=follow, headers={**as_tenant("b"), "x-session-id": "own"}
+            ),
         ):
             assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
         assert len(received(world)) == before
