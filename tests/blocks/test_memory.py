@@ -53,7 +53,7 @@ def test_free_memory_is_within_the_machine() -> None:
 def test_backends_and_batches_refuse_what_does_not_fit_together() -> None:
     """Unknown names, heads that share no group, windows of nothing, tables that are too short."""
     arena = KVArena.allocate(LAYOUT)
-    with pytest.raises(ValueError, match="choose one of reference, torch"):
+    with pytest.raises(ValueError, match="choose auto or one of reference, torch"):
         make_backend("tensor", arena, num_heads=1, scale=1.0)
     with pytest.raises(ValueError, match="sliding_window"):
         make_backend("torch", arena, num_heads=1, scale=1.0, sliding_window=0)
