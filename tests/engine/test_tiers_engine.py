@@ -334,6 +334,7 @@ def test_a_tier_gets_no_bytes_before_their_copy_is_complete() -> None:
     assert engine.stats().tiers["host"].num_blocks == 0
     generate(engine, [*PROMPT, *answer, 1, 2, 3, 4, 5], 1)
     assert len(transfers.events) == 2
+    engine.tiers.stores.settle()
     transfers.events[1].has_passed = True
     engine.tiers.stores.settle()
     assert engine.stats().tiers["host"].num_blocks == 0
@@ -342,6 +343,18 @@ def test_a_tier_gets_no_bytes_before_their_copy_is_complete() -> None:
     assert engine.stats().tiers["host"].num_blocks == 17
     engine.blocks.clear_cache()
     assert last_output(engine, PROMPT)[1].num_loaded_tokens == {"host": 60}
+    shut_down(engine)
+
+
+def test_clearing_stops_what_is_under_way() -> None:
+    """A copy that completes after the clear brings nothing back."""
+    engine = tiered_engine(None, 1 << 17)
+    engine.tiers.stores._transfers = transfers = LateEvents()
+    generate(engine, PROMPT, 2)
+    engine.clear_cache()
+    transfers.events[0].has_passed = True
+    engine.tiers.stores.settle()
+    assert engine.stats().tiers["host"].num_blocks == 0
     shut_down(engine)
 
 

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_adapter.engine.block_hash import BlockHash
-from engine_adapter.engine.tiers.host_tier import Row
 from engine_adapter.engine.tiers.segment import PAGE_BYTES, Segment, SegmentShape, SegmentUnusable
-from engine_adapter.engine.tiers.tier_block import TierBlock, payload_checksum
+from engine_adapter.engine.tiers.tier_block import Row, TierBlock, payload_checksum
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 from engine_adapter.engine.block_hash import BlockHash
 from engine_adapter.engine.tiers.disk_tier import DiskTier
-from engine_adapter.engine.tiers.host_tier import Row
-from engine_adapter.engine.tiers.tier_block import TierBlock
+from engine_adapter.engine.tiers.tier_block import Row, TierBlock
 
 logger = logging.getLogger(__name__)
 

@@ -11,14 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from engine_adapter.engine.block_hash import BlockHash
-from engine_adapter.engine.tiers.tier_block import TierBlock
+from engine_adapter.engine.tiers.tier_block import Row, TierBlock
 from paged_kv.memory import allocate_host_bytes
-
-Row = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True, kw_only=True)

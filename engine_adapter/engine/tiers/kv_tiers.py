@@ -98,6 +98,7 @@ class KVTiers:
 
     def clear(self) -> int:
         """Forget everything in both tiers; returns how many blocks that were."""
+        self.stores.drop()
         num_blocks = self._host.clear() if self._host is not None else 0
         if self._disk is not None and self._writer is not None:
             num_blocks += len(self._disk)

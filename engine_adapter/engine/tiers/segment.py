@@ -22,12 +22,10 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
 from engine_adapter.engine.block_hash import BlockHash
-from engine_adapter.engine.tiers.host_tier import Row
-from engine_adapter.engine.tiers.tier_block import TierBlock
+from engine_adapter.engine.tiers.tier_block import Row, TierBlock
 
 FORMAT_VERSION = 1
 MAGIC = b"HOMINGKV"
@@ -196,8 +194,3 @@ def _write_all(file_descriptor: int, data: bytes | memoryview, offset: int) -> N
     while view:
         written = os.pwrite(file_descriptor, view, offset)
         view, offset = view[written:], offset + written
-
-
-def empty_rows(num_blocks: int, block_bytes: int) -> Row:
-    """Return memory for rows to be read into."""
-    return np.empty((num_blocks, block_bytes), np.uint8)

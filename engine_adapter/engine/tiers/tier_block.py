@@ -11,9 +11,14 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from engine_adapter.engine.block_hash import BlockHash
+
+Row = npt.NDArray[np.uint8]
+"""The bytes of one block (block_bytes,), or of several (blocks, block_bytes)."""
 
 payload_checksum: Callable[[memoryview | bytes], int] = xxhash.xxh3_64_intdigest
 

@@ -75,6 +75,11 @@ class TierStores:
                 self._copy_out(missing, first_depth)
         self.settle()
 
+    def drop(self) -> None:
+        """Forget what is on its way out of the device."""
+        self._staged.clear()
+        self._leaving.clear()
+
     def _missing_of(self, chain: list[CachedBlock]) -> tuple[list[CachedBlock], int]:
         """Return a chain with the ancestors that no tier has, without what one has, and its first depth."""
         ancestors: list[CachedBlock] = []
