@@ -32,7 +32,7 @@ from engine_adapter.engine.tokenizer import load_tokenizer
 
 pytestmark = [pytest.mark.bench, pytest.mark.model]
 
-LENGTHS = (1024, 4096)
+LENGTHS = (4096,)
 REPETITIONS = 2
 READ_BYTES = 1 << 20
 RESULTS = Path(__file__).parent / "results" / "tiers.json"
