@@ -174,9 +174,9 @@ class Handover:
         return is_warm
 
     async def _replay(self, backend_id: BackendId, target: str, body: bytes) -> bool:
-        pool = self._pools.get(backend_id)
-        head = self._pools.own_request_head(backend_id, "POST", target, len(body))
         with contextlib.suppress(UpstreamError, TimeoutError):
+            pool = self._pools.get(backend_id)
+            head = self._pools.own_request_head(backend_id, "POST", target, len(body))
             async with asyncio.timeout(REPLAY_TIMEOUT_S):
                 exchange = await pool.open(head, body)
                 try:

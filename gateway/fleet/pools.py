@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from gateway.errors import UpstreamConnectFailed
 from gateway.fleet.registry import Fleet
 from gateway.upstream.pool import UpstreamPool
 from gateway.upstream.settings import UpstreamSettings
@@ -24,12 +25,15 @@ class UpstreamPools:
         self._closing: set[asyncio.Task[Any]] = set()
 
     def get(self, backend_id: BackendId) -> UpstreamPool:
-        """The pool of a backend of the current view. Raises KeyError for any other name."""
+        """The pool of a backend of the current view. Raises UpstreamConnectFailed for any other name: one may
+        leave between a decision and its attempt."""
         pool = self._pools.get(backend_id)
         if pool is None:
-            base_url = self._fleet.view.backends[backend_id].base_url
-            pool = self._pools[backend_id] = UpstreamPool(base_url, self._settings)
-            self._base_urls[backend_id] = base_url
+            backend = self._fleet.view.get(backend_id)
+            if backend is None:
+                raise UpstreamConnectFailed(f"backend {backend_id} has left the fleet")
+            pool = self._pools[backend_id] = UpstreamPool(backend.base_url, self._settings)
+            self._base_urls[backend_id] = backend.base_url
         return pool
 
     def own_request_head(

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from fakes import backend as fake
 from fakes.gateway_world import FAST_HEALTH, GatewayWorld
+
+from gateway.fleet.registry import Fleet
+from gateway.proxy import Proxy
+from gateway.sessions.memory import MemoryStore
+from gateway.values import BackendId, Binding, SessionKey
 
 CHAT = "/v1/chat/completions"
 
@@ -99,6 +105,37 @@ async def test_a_restart_between_two_turns_is_noticed_by_its_epoch() -> None:
         assert first.headers["x-homing-affinity"] == "moved"
         assert first.headers["x-homing-reason"] == "home_restarted"
         assert second.headers["x-homing-affinity"] == "hit"
+
+
+class SlowClaims(MemoryStore):
+    """A store whose claims take as long as it takes for a backend to leave the fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__()
+        self._fleet = fleet
+
+    async def claim(
+        self,
+        key: SessionKey,
+        backend_id: BackendId,
+        epoch: int,
+        context_tokens: int = 0,
+        deadline_s: float | None = None,
+    ) -> Binding | None:
+        if len(self._fleet.view.backends) > 1:
+            self._fleet.remove(backend_id)
+        return await super().claim(key, backend_id, epoch, context_tokens, deadline_s)
+
+
+async def test_a_backend_that_leaves_before_it_is_asked_costs_nothing() -> None:
+    """Discovery or an operator may remove it while its session is being bound: another one answers."""
+    async with GatewayWorld(num_backends=2) as world:
+        parts = replace(world.gateway._proxy_parts, sessions=SlowClaims(world.gateway.fleet))
+        world.gateway.front.take_over(Proxy(parts), world.gateway.config)
+        answer = await world.chat("alice")
+        assert (answer.status_code, answer.headers["x-homing-affinity"]) == (200, "failover")
+        assert len(world.gateway.fleet.view.backends) == 1
+        world.assert_idle()
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 429, 500])
