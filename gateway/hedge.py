@@ -63,7 +63,10 @@ class Hedge:
                 self._note_failure(turn, decision, tasks[0].exception())
             return opened
         finally:
-            await _abort([task for task in tasks if task is not winner])
+            for task in tasks:
+                if task is not winner:
+                    task.cancel()
+                    task.add_done_callback(_abort)  # not awaited: a cancellation then would lose the winner
 
     async def _open_first(self, request: web.BaseRequest, turn: Turn, decision: Decision) -> Opened:
         return Opened(await self._forwarder.open(request, turn, decision), decision)
@@ -94,11 +97,12 @@ class Hedge:
             turn.tried |= {decision.backend_id}
 
 
-async def _abort(losers: list[asyncio.Task[Opened]]) -> None:
-    for task in losers:
-        task.cancel()
-    for outcome in await asyncio.gather(*losers, return_exceptions=True):
-        if isinstance(outcome, tuple):
-            outcome.exchange.abort()
-        elif isinstance(outcome, Exception) and not isinstance(outcome, GatewayError):
-            raise outcome
+def _abort(loser: asyncio.Task[Opened]) -> None:
+    """Close what a task brought that was not wanted any more."""
+    if loser.cancelled():
+        return
+    error = loser.exception()
+    if error is None:
+        loser.result().exchange.abort()
+    elif not isinstance(error, GatewayError):
+        raise error  # a bug: the event loop logs it

@@ -164,7 +164,10 @@ class Proxy:
 
     def _release(self, turn: Turn, reservation: Reservation) -> None:
         was_answered = turn.observer is not None and turn.error is None and not turn.is_client_gone
-        self._parts.router.release(reservation, self._clock(), turn.usage, completed=was_answered)
+        is_from_here = turn.backend_id == reservation.backend_id  # a hedge may have been quicker
+        self._parts.router.release(
+            reservation, self._clock(), turn.usage, completed=was_answered and is_from_here
+        )
         if self._has_backend_gates:
             self._admission.leave_backend(reservation.backend_id)
 
@@ -237,6 +240,8 @@ class Proxy:
             self._parts.handover.remember(turn)
         turn.body = turn.sent_body = b""  # no attempt can follow: give the memory back before a long stream
         turn.status = exchange.status
+        assert turn.decision is not None
+        backend_id = turn.decision.backend_id  # the reservation's, or that of a hedge that was quicker
         is_event_stream = _is_event_stream(exchange)
         observer = self._observe(turn, exchange, reservation, is_event_stream)
         try:
@@ -249,10 +254,10 @@ class Proxy:
                 is_event_stream=is_event_stream,
             )
             await exchange.relay(relay)
-            if exchange.status < 400 and turn.decision is not None:
-                self._parts.fleet.observe_outcome(turn.decision.backend_id, Outcome.SUCCESS)
+            if exchange.status < 400:
+                self._parts.fleet.observe_outcome(backend_id, Outcome.SUCCESS)
         except UpstreamError as error:
-            self._forwarder.note_failure(reservation.backend_id, error)
+            self._forwarder.note_failure(backend_id, error)
             self._break_off(turn, relay, error, is_event_stream)
         except asyncio.CancelledError:
             if not self._parts.running.is_ending:

@@ -171,6 +171,18 @@ async def test_a_lonely_backend_is_waited_for() -> None:
         assert hedges(world) == 0
 
 
+async def test_an_answer_of_the_second_that_breaks_is_the_seconds_fault() -> None:
+    """Who broke off is blamed, not who was asked first; nothing is learnt of the first from it."""
+    broken = fake.raw(b'HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"object"', "close")
+    async with hedging() as world:
+        asked = in_order(world, fake.hang(), broken)
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            await embed(world)
+        errors = world.gateway.metrics.upstream_errors
+        assert dict(errors) == {(f"b{asked[1]}", "upstream_truncated"): 1.0}
+        world.assert_idle()
+
+
 async def test_a_client_that_leaves_aborts_both() -> None:
     """Within the same moment, and nothing is left counted."""
     async with hedging() as world:
