@@ -43,6 +43,7 @@ class Discovery:
         self._sources, self._fleet, self._join = tuple(sources), fleet, join
         self._interval_s, self._timeout_s = interval_s, timeout_s
         self._known: dict[Source, Found] = {source: {} for source in self._sources}
+        self._added: dict[Source, set[BackendId]] = {source: set() for source in self._sources}
         self._failing: set[Source] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -75,23 +76,27 @@ class Discovery:
                 self._fail(source, str(error))
             else:
                 self._failing.discard(source)
-                self._apply(self._known[source], found)
+                self._apply(self._known[source], found, self._added[source])
                 self._known[source] = found
 
-    def _apply(self, before: Found, now: Found) -> None:
-        """Newcomers first, so that the fleet is never smaller than either answer."""
+    def _apply(self, before: Found, now: Found, added: set[BackendId]) -> None:
+        """Newcomers first, so that the fleet is never smaller than either answer. `added`: by this source."""
         for backend_id, settings in now.items():
-            if settings != before.get(backend_id) and self._is_ours(backend_id, settings, before):
+            if settings == before.get(backend_id):
+                continue
+            if backend_id not in before and self._is_new(backend_id, settings):
+                added.add(backend_id)
                 self._join(settings)
+            elif backend_id in added and backend_id in self._fleet.view.backends:
+                self._join(settings)  # it has changed
         for backend_id in before.keys() - now.keys():
-            if backend_id in self._fleet.view.backends:
+            if backend_id in added and backend_id in self._fleet.view.backends:
                 self._fleet.remove(backend_id)
+            added.discard(backend_id)
 
-    def _is_ours(self, backend_id: BackendId, settings: BackendSettings, before: Found) -> bool:
-        """Whether this source may add it, or change it: not what somebody else brought, or took out."""
+    def _is_new(self, backend_id: BackendId, settings: BackendSettings) -> bool:
+        """Whether nobody else brought it, by id or by address."""
         backends = self._fleet.view.backends
-        if backend_id in before:
-            return backend_id in backends
         url = normalise_backend_url(settings.url)
         return backend_id not in backends and all(one.base_url != url for one in backends.values())
 

@@ -100,6 +100,18 @@ async def test_what_others_brought_is_left_alone() -> None:
     assert "mine" in fleet.view.backends
 
 
+async def test_a_configured_backend_of_the_same_name_is_not_the_sources() -> None:
+    """Names are made from addresses, so both call it alike: the source may neither change nor remove it."""
+    fleet, source = make_fleet(), ScriptedSource("http://a:1", "http://b:1")
+    configured = BackendSettings(url="http://a:1")
+    fleet.add(backend_of(configured))
+    discovery = make_discovery(fleet, source)
+    await discovery.look()
+    source.urls = ("http://b:1",)
+    await discovery.look()
+    assert urls(fleet) == {"http://a:1", "http://b:1"}
+
+
 async def test_an_operators_removal_holds_until_the_source_names_it_anew() -> None:
     """Removed by hand: not added again by the next round, but when it went and came back."""
     fleet, source = make_fleet(), ScriptedSource("http://a:1", "http://b:1")
