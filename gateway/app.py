@@ -338,6 +338,7 @@ class Gateway:
         self.router.observe_view(view, self._clock())
         self.pools.sync(view)
         self.prober.sync(view)
+        self.admission.observe_view(view)
 
     def _on_change(self, change: StateChange) -> None:
         if change.after is BackendState.DRAINING:

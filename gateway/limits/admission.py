@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gateway.limits.gate import Gate, QueueRoom
 from gateway.limits.rests import Rests
 from gateway.limits.settings import LimitSettings
-from gateway.values import BackendId, Decision
+from gateway.values import BackendId, Decision, FleetView
 
 _NOBODY: frozenset[BackendId] = frozenset()
 
@@ -118,6 +118,13 @@ class Admission:
             if held is not None:
                 self.leave_backend(held)
             raise
+
+    def observe_view(self, view: FleetView) -> None:
+        """Have those who wait for a backend that serves nobody any more decide again."""
+        for backend_id, gate in self._backend_gates.items():
+            backend = view.get(backend_id)
+            if backend is None or not backend.state.is_routable:
+                gate.dismiss()
 
     def try_enter_backend(self, backend_id: BackendId) -> bool:
         """Take a place on a backend if there is one, to be given back by `leave_backend`."""

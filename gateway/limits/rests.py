@@ -11,6 +11,9 @@ from email.utils import parsedate_to_datetime
 
 from gateway.values import BackendId
 
+MAX_RETRY_AFTER_S = 365 * 86_400.0
+"""What asks for more asks for ever."""
+
 
 def parse_retry_after(value: bytes, now_wall_s: float) -> float | None:
     """Return the seconds that a `Retry-After` header asks for (RFC 9110, 10.2.3), None for nonsense."""
@@ -19,7 +22,7 @@ def parse_retry_after(value: bytes, now_wall_s: float) -> float | None:
         seconds = float(text) if text[:1].isdigit() else parsedate_to_datetime(text).timestamp() - now_wall_s
     except (ValueError, OverflowError):
         return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
+    return min(max(0.0, seconds), MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None
 
 
 class Rests:

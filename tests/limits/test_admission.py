@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,7 +12,16 @@ import pytest
 from gateway.errors import NoBackend, Overloaded
 from gateway.limits.admission import Admission, Standing
 from gateway.limits.settings import LimitSettings
-from gateway.values import Affinity, BackendId, Candidate, Decision, KeySource
+from gateway.values import (
+    Affinity,
+    Backend,
+    BackendId,
+    BackendState,
+    Candidate,
+    Decision,
+    FleetView,
+    KeySource,
+)
 
 A, B = BackendId("a"), BackendId("b")
 
@@ -86,6 +96,29 @@ async def test_a_decision_that_changed_while_waiting_gives_its_place_back() -> N
     one.leave_backend(A)
     assert (await waiter).backend_id == B
     assert one.avoided(0.0) == {B}
+    one.leave_backend(B)
+    assert one.avoided(0.0) == frozenset()
+
+
+@pytest.mark.parametrize("state", [BackendState.DOWN, None])
+async def test_nobody_waits_for_a_backend_that_has_gone(state: BackendState | None) -> None:
+    """Its places may come free only when requests to a silent machine time out: who waits decides again."""
+    one = admission(max_in_flight_per_backend=1)
+    standing = one.standing(is_follow_up=True)
+    await one.choose(lambda: decision(A), standing)
+    homes = [A]
+    waiter = asyncio.ensure_future(one.choose(lambda: decision(homes[0]), standing))
+    await settle()
+    homes[0] = B
+    backend = Backend(backend_id=A, base_url="http://a", state=BackendState.READY)
+    one.observe_view(FleetView(backends={A: backend}))
+    await settle()
+    assert not waiter.done()
+    gone = {} if state is None else {A: replace(backend, state=state)}
+    one.observe_view(FleetView(backends=gone))
+    assert (await waiter).backend_id == B
+    assert one.room.num_waiting == 0
+    one.leave_backend(A)
     one.leave_backend(B)
     assert one.avoided(0.0) == frozenset()
 

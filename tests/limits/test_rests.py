@@ -25,6 +25,7 @@ NOON_S = 784_111_777.0  # Sun, 06 Nov 1994 08:49:37 GMT, the date of RFC 9110's 
         (b"", None),
         (b"soon", None),
         (b"1e999", None),
+        (b"9" * 300, 365 * 86_400.0),
         (b"nan", None),
         (b"\xff", None),
     ],
