@@ -277,7 +277,7 @@ class Gateway:
         )
 
     async def swap(self, config: Config, prepared: Prepared) -> None:
-        """Take over. Only certificates are awaited, before anything else has changed."""
+        """Take over. Certificates are awaited before anything else has changed, other replicas after it."""
         await self._serving.use(prepared.contexts)
         self.authentication.take_over(prepared.directory)  # keys may have changed where options have not
         if config == self.config:
@@ -292,9 +292,11 @@ class Gateway:
         self.handover.reconfigure(config.fleet)
         self.reader = prepared.reader
         self._swap_proxy(before, config)
-        self.membership.apply(
+        changed = self.membership.apply(
             before.backends, config.backends, drain_deadline_s=config.fleet.drain_deadline_s
         )
+        for one in changed:
+            await self.operator.yield_to_configuration(BackendId(one.backend_id), one.weight)
 
     def _swap_proxy(self, before: Config, config: Config) -> None:
         """Requests under way stay with the old proxy; both count and remember in the same places."""

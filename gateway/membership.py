@@ -60,16 +60,17 @@ class Membership:
         after: Sequence[BackendSettings],
         *,
         drain_deadline_s: float = 0.0,
-    ) -> None:
-        """Carry out the differences, published as one new view."""
+    ) -> list[BackendSettings]:
+        """Carry out the differences, published as one new view. Returns those that are new or changed."""
         known = {one.backend_id: one for one in before}
         named = {one.backend_id for one in after}
+        changed = [settings for settings in after if known.get(settings.backend_id) != settings]
         with self._fleet.one_change("configured"):
             for name in known.keys() - named:
                 self._see_off(BackendId(name), drain_deadline_s)
-            for settings in after:
-                if known.get(settings.backend_id) != settings:
-                    self.join(settings)
+            for settings in changed:
+                self.join(settings)
+        return changed
 
     async def close(self) -> None:
         tasks = tuple(self._departures.values())

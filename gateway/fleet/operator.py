@@ -73,6 +73,17 @@ class Operator:
         """A backend was added: what was ordered for an earlier one of its name is void."""
         await self._tell(backend_id, None)
 
+    async def yield_to_configuration(self, backend_id: BackendId, weight: float) -> None:
+        """The file says something new of a backend: its removal is void, and so is another weight.
+
+        Otherwise a replica that starts later would find the order and differ from those that run.
+        """
+        order = self._orders.get(backend_id)
+        if order is not None and order.wants == "removed":
+            await self._tell(backend_id, None)
+        elif order is not None and order.weight not in (None, weight):
+            await self._tell(backend_id, msgspec.structs.replace(order, weight=weight))
+
     async def learn(self) -> None:
         """Take over what was ordered at other replicas. Call about once a second."""
         asked_s = self._clock()
