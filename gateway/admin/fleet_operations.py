@@ -75,11 +75,11 @@ class FleetOperations:
 
     async def add_backend(self, *, body: BackendSettings) -> Reply[BackendAnswer]:
         backend_id, url = BackendId(body.backend_id), normalise_backend_url(body.url)
-        for other in self._parts.fleet.view.backends.values():
-            if other.base_url == url and other.backend_id != backend_id:
-                raise Conflict(f"backend {other.backend_id} has this url already", param="url")
         await require_allowed(url, self._parts.config().admin.allow_backend_hosts)
         api_key = self._api_key(body.api_key_env)
+        for other in self._parts.fleet.view.backends.values():  # nothing is awaited from here to `add`
+            if other.base_url == url and other.backend_id != backend_id:
+                raise Conflict(f"backend {other.backend_id} has this url already", param="url")
         is_known = backend_id in self._parts.fleet.view.backends
         self._parts.fleet.add(backend_of(body), api_key=api_key)
         await self._parts.operator.welcome(backend_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -44,6 +45,14 @@ async def test_adding_a_backend_twice_changes_nothing_the_second_time() -> None:
         assert (again.status_code, again.json()["id"]) == (200, "b9")
         other = await world.admin.post(f"{V1}/backends", json={**spec, "id": "b8"})
         assert (other.status_code, other.json()["param"]) == (409, "url")
+
+
+async def test_two_operators_cannot_add_one_address_twice() -> None:
+    """Not at the same moment either, while its name is being resolved for the first of them."""
+    async with GatewayWorld(num_backends=1) as world:
+        specs = [{"id": name, "url": "http://localhost:9"} for name in ("b8", "b9")]
+        answers = await asyncio.gather(*(world.admin.post(f"{V1}/backends", json=spec) for spec in specs))
+        assert sorted(answer.status_code for answer in answers) == [201, 409]
 
 
 async def test_an_address_that_may_not_be_dialled_is_refused() -> None:
