@@ -63,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
     if options.check:
         sys.stdout.write(resolved_yaml(config))
         return 0
+    if options.record is not None:
+        _check_writable(options.record)
     if options.die_with_parent:
         die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until somebody can handle it
@@ -94,6 +96,14 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
         siblings=None if options.shared_folder is None else Siblings(options.shared_folder, worker),
     )
     return serve(for_worker(config, worker), launch)
+
+
+def _check_writable(path: Path) -> None:
+    """Raises UsageError. Asked before anything listens: a message about ports would lead astray."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"--record: cannot write {path}: {error.strerror}") from error
 
 
 def _resolve(options: argparse.Namespace) -> Config:

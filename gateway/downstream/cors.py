@@ -23,6 +23,11 @@ EXPOSED_HEADERS: Final = (
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
+    *(
+        f"x-ratelimit-{what}-{unit}"
+        for what in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
+    ),
 )
 """Fields of our answers that a page may read; browsers hide all but a few others."""
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.commands.exits import UsageError
+from gateway.commands.gateway import run
 from gateway.config import ConfigError, key_secret, load_config, normalise_backend_url, parse_config
+from gateway.main import make_parser
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -77,3 +80,11 @@ def test_the_key_secret_comes_from_the_environment() -> None:
     """Replicas that share the variable agree on keys."""
     assert key_secret({"HOMING_KEY_SECRET": "s"}) == b"s"
     assert key_secret({}) == key_secret({"HOMING_KEY_SECRET": ""})
+
+
+def test_a_recording_that_cannot_be_written_is_told_as_that(tmp_path: Path) -> None:
+    """Not as a port in use."""
+    path = tmp_path / "missing" / "decisions.jsonl"
+    options = make_parser(wanted="gateway").parse_args(["gateway", "--port", "0", "--record", str(path)])
+    with pytest.raises(UsageError, match=f"--record: cannot write {path}: No such file"):
+        run(options)

@@ -30,6 +30,7 @@ def test_a_listed_origin_may_read_answers() -> None:
     assert headers["access-control-allow-origin"] == PAGE
     assert headers["vary"] == "Origin"
     assert "x-homing-backend" in headers["access-control-expose-headers"]
+    assert "x-ratelimit-remaining-tokens" in headers["access-control-expose-headers"]
     assert "access-control-allow-credentials" not in headers
 
 
