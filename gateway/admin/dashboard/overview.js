@@ -50,7 +50,7 @@ export function showOverview(summary) {
     summary.status.backends.map((one) => ({ id: one.id, sessions: one.sessions, in_flight: one.in_flight })),
   );
   showCauses(summary.status.moves, summary.status.affinity, summary.recomputed_tokens);
-  showMoves(summary.recent_moves.slice(-8).reverse(), Math.round(summary.at_wall_s / 5) * 5);
+  showMoves(summary.recent_moves.slice(-5).reverse(), Math.round(summary.at_wall_s / 5) * 5);
   showGroups(summary.groups.slice(0, 10));
 }
 
