@@ -8,9 +8,10 @@ table, the second piles everything up on one backend. Both show in how keys and 
 prompt) under a key never seen before. When nearly all follow-ups of a source look so, the source is put
 aside and the *opener* is the key: the chain hash over system prompt and first message. That the key is new
 is what counts, not that it differs: sessions with the same words have honest keys of their own. *Shared*:
-one key under which many openers came. It stops being a session: such requests go by their prompt, within
-the load bound. Clients that compact their history change their opener now and then, which stays far below
-the limit; a fan-out of sub-agents under one id goes above it, rightly.
+one key under which many conversations came, told by their openers: one begins with it, or it comes back after
+others. It stops being a session: such requests go by their prompt, within the load bound. Clients that
+compact their history, or send only the last turns of it, change their opener, but never come back to an old
+one; a fan-out of sub-agents under one id goes above the limit, rightly.
 
 Invariant: bounded memory, O(1) per request, no clock. It judges only keys that a client named.
 """
@@ -62,13 +63,36 @@ class _SourceRecord:
         self.num_changed = 0.0
 
 
+class _KeyRecord:
+    """The conversations that came under one key, by their openers."""
+
+    __slots__ = ("conversations", "latest", "recent")
+
+    def __init__(self) -> None:
+        self.conversations: set[int] = set()
+        self.latest: int | None = None
+        self.recent: OrderedDict[int, None] = OrderedDict()  # seen in follow-ups alone, not yet told apart
+
+    def note(self, opener: int, *, is_follow_up: bool, max_recent: int) -> None:
+        """Take in one turn. An opener is another conversation when one begins with it, or when it comes back
+        after others; a window that slides, or a compacted history, leaves its openers behind for ever."""
+        if not is_follow_up or (opener in self.recent and opener != self.latest):
+            self.conversations.add(opener)
+            self.recent.pop(opener, None)
+        elif opener not in self.conversations:
+            self.recent[opener] = None
+            if len(self.recent) > max_recent:
+                self.recent.popitem(last=False)
+        self.latest = opener
+
+
 class KeyWatch:
     """Judges the key of each request; remembers prompts and keys, least recently seen forgotten first."""
 
     def __init__(self, settings: KeyWatchSettings) -> None:
         self._settings = settings
         self._prompts: OrderedDict[int, None] = OrderedDict()
-        self._openers_of_key: OrderedDict[SessionKey, set[int]] = OrderedDict()
+        self._records_of_keys: OrderedDict[SessionKey, _KeyRecord] = OrderedDict()
         self._sources: dict[KeySource, _SourceRecord] = {}
         self.num_shared = 0  # requests whose key was found to be shared
         self.num_unstable = 0  # requests whose key was put aside because it never repeats
@@ -88,7 +112,7 @@ class KeyWatch:
             return facts
         opener = facts.prefix[1].chain_hash
         is_unstable = self._note_source(facts)
-        is_shared = self._is_shared(facts.session_key, opener)
+        is_shared = self._is_shared(facts, opener)
         if is_unstable:
             self.num_unstable += 1
             key = SessionKey(f"{opener & (2**64 - 1):032x}")
@@ -108,7 +132,7 @@ class KeyWatch:
                 record.num_follow_ups *= 0.5
                 record.num_changed *= 0.5
             record.num_follow_ups += 1
-            record.num_changed += facts.session_key not in self._openers_of_key
+            record.num_changed += facts.session_key not in self._records_of_keys
         self._remember(self._prompts, prompt[-1].chain_hash, None)
         return (
             record.num_follow_ups >= self._settings.min_follow_ups
@@ -118,14 +142,15 @@ class KeyWatch:
     def _is_known(self, messages: tuple[Message, ...]) -> bool:
         return not self._prompts.keys().isdisjoint([message.chain_hash for message in messages])
 
-    def _is_shared(self, key: SessionKey, opener: int) -> bool:
-        openers = self._openers_of_key.get(key)
-        if openers is None:
-            openers = set()
-        if len(openers) <= self._settings.max_conversations_per_key:
-            openers.add(opener)
-        self._remember(self._openers_of_key, key, openers)
-        return len(openers) > self._settings.max_conversations_per_key
+    def _is_shared(self, facts: RequestFacts, opener: int) -> bool:
+        """Take in one turn; return whether too many conversations have come under its key."""
+        assert facts.session_key is not None
+        record = self._records_of_keys.get(facts.session_key) or _KeyRecord()
+        limit = self._settings.max_conversations_per_key
+        if len(record.conversations) <= limit:
+            record.note(opener, is_follow_up=facts.is_follow_up, max_recent=4 * limit)
+        self._remember(self._records_of_keys, facts.session_key, record)
+        return len(record.conversations) > limit
 
     def _remember(self, table: OrderedDict[_K, _V], key: _K, value: _V) -> None:
         table[key] = value

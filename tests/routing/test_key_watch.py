@@ -84,6 +84,27 @@ def test_a_key_shared_by_many_conversations_is_no_session() -> None:
     assert watch.num_shared == 12
 
 
+def test_a_sliding_window_is_not_sharing() -> None:
+    """A client that sends only the last turns has another opening every time: still one session."""
+    watch = KeyWatch(KeyWatchSettings(max_conversations_per_key=4))
+    for step in range(40):
+        facts = turn("chat", step, 3 if step else 0)
+        assert watch.judge(facts) == facts
+        assert watch.judge(facts) == facts  # sent again by an impatient client
+
+
+def test_conversations_that_take_turns_under_one_key_are_found_in_the_middle() -> None:
+    """A gateway that met none of their beginnings sees openers come back, and takes the key for shared."""
+    watch = KeyWatch(KeyWatchSettings(max_conversations_per_key=4))
+    judged = [
+        watch.judge(turn("constant", conversation, number)).session_key
+        for number in range(3, 9)
+        for conversation in range(9)
+    ]
+    assert judged[0] == "constant"
+    assert judged[-1] is None
+
+
 def test_compaction_is_not_sharing() -> None:
     """T6: a client that rewrites its opening a few times keeps its session."""
     watch = KeyWatch(KeyWatchSettings())
@@ -99,5 +120,7 @@ def test_memory_is_bounded_and_nothing_fails(turns: list[tuple[int, int, int]]) 
     for key, conversation, number in turns:
         watch.judge(turn(f"k{key}", conversation, number))
         assert len(watch._prompts) <= 5
-        assert len(watch._openers_of_key) <= 5
-        assert all(len(openers) <= 4 for openers in watch._openers_of_key.values())
+        assert len(watch._records_of_keys) <= 5
+        for record in watch._records_of_keys.values():
+            assert len(record.conversations) <= 4
+            assert len(record.recent) <= 12
