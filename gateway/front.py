@@ -22,7 +22,7 @@ from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.tunnel import wants_websocket
 from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
 from gateway.fleet.registry import Fleet
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import GatewayMetrics, status_label
 from gateway.proxy import Proxy
 from gateway.request_debug import LEVEL_HEADER, is_asked_for
 from gateway.tenants.tenant import Tenant
@@ -82,25 +82,41 @@ class Front:
             return local(request)
         request_id = clean_request_id(request.headers.get("x-request-id")) or self._new_request_id()
         api: Api | None = None
+        turn: Turn | None = None
         try:
             route = self._routes.match(request.method, request.raw_path)
             api = route.api
             if api is Api.MODELS:
-                return self._answer_models(route, await self._proxy.intake.tenant_of(request))
-            turn = Turn(request_id=request_id, api=api, target=route.target, started_s=self._clock())
+                answer = self._answer_models(route, await self._proxy.intake.tenant_of(request))
+                self._count(api, answer.status, None)
+                return answer
+            is_upgrade = api is Api.REALTIME and self._asks_for_websocket(request)
+            turn = Turn(
+                request_id=request_id,
+                api=api,
+                target=route.target,
+                is_upgrade=is_upgrade,
+                started_s=self._clock(),
+            )
             if self.debug_tokens is not None and LEVEL_HEADER in request.headers:
                 turn.is_debug = is_asked_for(request.headers, self.debug_tokens)
             if self._cors is not None:
                 turn.cors_headers = _encoded(self._cors.answer_headers(request.headers.get("origin")))
-            if api is Api.REALTIME:
-                turn.is_upgrade = self._asks_for_websocket(request)
             return await self._proxy.serve(request, route, turn)
         except GatewayError as error:
-            return self._refuse(api or dialect_of(request.raw_path), error, request_id)
+            refusal = error
         except Exception:
             logging.getLogger(__name__).exception("unforeseen error in request %s", request_id)
-            api = api or dialect_of(request.raw_path)
-            return self._refuse(api, GatewayError("internal error of the gateway"), request_id)
+            refusal = GatewayError("internal error of the gateway")
+        if turn is None:
+            self._count(api or Api.OTHER, refusal.status, refusal)
+        return self._refuse(api or dialect_of(request.raw_path), refusal, request_id)
+
+    def _count(self, api: Api, status: int, error: GatewayError | None) -> None:
+        """Of a request that never became a turn: nobody else counts it."""
+        self._metrics.requests[api.value, status_label(status)] += 1.0
+        if error is not None:
+            self._metrics.errors[error.source, error.code] += 1.0
 
     def _asks_for_websocket(self, request: web.BaseRequest) -> bool:
         """Raises Forbidden for a page of another origin: browsers ask nobody before they open a WebSocket."""

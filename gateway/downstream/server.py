@@ -62,14 +62,7 @@ def make_server(
         assert isinstance(connection, ClientConnection)
         connection.begin(request)
         try:
-            response = await handler(request)
-            relay = connection.relay
-            if relay is not None and relay.has_started and isinstance(response, web.Response):
-                relay.fail()  # the handler failed in the middle: a second head would answer the next request
-                return close_response()
-            if open_connections.is_leaving and isinstance(response, web.Response):
-                response.force_close()
-            return response
+            return _judged(await handler(request), connection)
         finally:
             connection.end()
 
@@ -87,6 +80,18 @@ def make_server(
         )
 
     return ClientServer(handle, open_connections, make_connection)
+
+
+def _judged(response: web.StreamResponse, connection: ClientConnection) -> web.StreamResponse:
+    """The answer of the handler; no second one after one that it had begun, which the next request would get."""
+    if isinstance(response, web.Response):
+        relay = connection.relay
+        if relay is not None and relay.has_started:
+            relay.fail()
+            return close_response()
+        if connection.is_leaving:
+            response.force_close()
+    return response
 
 
 def _aiohttp_options(settings: DownstreamSettings) -> dict[str, Any]:

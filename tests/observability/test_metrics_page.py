@@ -96,6 +96,27 @@ async def test_a_backends_odd_status_is_one_label() -> None:
         assert set(requests) == {("chat", "200"), ("chat", "299"), ("chat", "418"), ("chat", "599")}
 
 
+async def test_what_the_gateway_answers_itself_is_counted() -> None:
+    """Lists of models, and refusals before there is an API to speak of: once each, with their status."""
+    tenants = [{"name": "a", "keys_env": "KEYS"}]
+    async with GatewayWorld(1, tenants=tenants, environ={"KEYS": "k" * 20}) as world:
+        key = {"authorization": "Bearer " + "k" * 20}
+        assert (await world.client.get("/v1/models", headers=key)).status_code == 200
+        assert (await world.client.get("/v1/models")).status_code == 401
+        assert (await world.client.get("/made/up")).status_code == 404
+        assert (await world.client.get("/v1/chat/completions", headers=key)).status_code == 405
+        assert (await world.chat("s", headers=key)).status_code == 200
+        metrics = world.gateway.metrics
+        assert dict(metrics.requests) == {
+            ("models", "200"): 1.0,
+            ("models", "401"): 1.0,
+            ("other", "404"): 1.0,
+            ("other", "405"): 1.0,
+            ("chat", "200"): 1.0,
+        }
+        assert sum(metrics.errors.values()) == 3
+
+
 async def test_recomputed_tokens_have_a_cause() -> None:
     """A moved session's history is counted under the reason of its move, not as an eviction."""
     async with GatewayWorld(2) as world:
