@@ -88,6 +88,7 @@ class Front:
             api = route.api
             if api is Api.MODELS:
                 answer = self._answer_models(route, await self._proxy.intake.tenant_of(request))
+                answer.headers["x-request-id"] = request_id
                 self._count(api, answer.status, None)
                 return answer
             is_upgrade = api is Api.REALTIME and self._asks_for_websocket(request)

@@ -83,7 +83,7 @@ def make_server(
 
 
 def _judged(response: web.StreamResponse, connection: ClientConnection) -> web.StreamResponse:
-    """The answer of the handler; no second one after one that it had begun, which the next request would get."""
+    """The answer of the handler; but no second one where one had begun, for the next request would get it."""
     if isinstance(response, web.Response):
         relay = connection.relay
         if relay is not None and relay.has_started:

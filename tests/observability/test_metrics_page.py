@@ -101,7 +101,8 @@ async def test_what_the_gateway_answers_itself_is_counted() -> None:
     tenants = [{"name": "a", "keys_env": "KEYS"}]
     async with GatewayWorld(1, tenants=tenants, environ={"KEYS": "k" * 20}) as world:
         key = {"authorization": "Bearer " + "k" * 20}
-        assert (await world.client.get("/v1/models", headers=key)).status_code == 200
+        models = await world.client.get("/v1/models", headers={**key, "x-request-id": "mine"})
+        assert (models.status_code, models.headers["x-request-id"]) == (200, "mine")
         assert (await world.client.get("/v1/models")).status_code == 401
         assert (await world.client.get("/made/up")).status_code == 404
         assert (await world.client.get("/v1/chat/completions", headers=key)).status_code == 405
