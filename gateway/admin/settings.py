@@ -27,8 +27,8 @@ class AdminSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Names by which the API may be asked without a token, beside `localhost` and loopback addresses."""
     allow_backend_hosts: tuple[str, ...] = ("loopback", "private", "cluster")
     """Hosts that a backend added through the API may have: `loopback`, `private`, `cluster` (names that
-    only a local resolver knows), CIDRs, or name patterns such as `*.gpu.example.com`. Metadata addresses
-    never. Backends of the configuration file are not restricted."""
+    only a local resolver knows), CIDRs, or name patterns such as `*.gpu.example.com`. Metadata and
+    link-local addresses never, and no backend is dialled at one. Else the configuration file may name any."""
     journal_sessions: int = 5000
     """Sessions whose last turns and moves are kept in memory, for those who ask why; 0: none."""
 

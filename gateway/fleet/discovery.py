@@ -8,7 +8,8 @@ removed: running answers finish, sessions move at their next turn. The rules tha
   the list as down until the source names others.
 * Only changes of a source's own answer count. So a backend that an operator removed stays removed until the
   source forgets it and names it again, and what the configuration or an operator added is never touched.
-* One backend, one entry: what is in the fleet already, by id or by address, is not added twice.
+* One backend, one entry: what is in the fleet already, by id or by address, is not added twice, and a source
+  changes and removes only what it has added.
 
 Knows nothing of health. Every replica asks for itself; they agree because the sources do.
 """
