@@ -70,10 +70,15 @@ class KVStorage:
     def bytes_per_token(self) -> int:
         return self.block_bytes // self.block_size
 
+    @property
+    def is_host(self) -> bool:
+        """True where blocks lie in ordinary memory."""
+        return all(arena.is_host for arena in self.arenas.values())
+
     def allocate_rows(self, num_blocks: int) -> torch.Tensor:
         """Return host rows (num_blocks, block_bytes) uint8, page-locked where a device fills them."""
-        is_host = all(arena.is_host for arena in self.arenas.values())
-        return torch.empty((num_blocks, self.block_bytes), dtype=torch.uint8, pin_memory=not is_host)
+        shape = (num_blocks, self.block_bytes)
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=not self.is_host)
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy one block in every layer. Changes: the destination."""

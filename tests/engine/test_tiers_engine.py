@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from engine_adapter.engine.llm_engine import LLMEngine
 from engine_adapter.engine.prefix_cache import CachedBlock
 from engine_adapter.engine.step_output import StepOutput
 from engine_adapter.engine.tiers import tier_loads
+from engine_adapter.engine.tiers.load_planner import LoadPlanner
 from engine_adapter.engine.tiers.tier_block import Tier
 from engine_adapter.engine.tiers.tier_config import TierConfig
 from paged_kv.guards import BlockCorrupted
@@ -28,10 +29,19 @@ def tiers(folder: Path | None = None, host_bytes: int = 0) -> TierConfig:
     return TierConfig(host_bytes=host_bytes, disk_path=folder, disk_bytes=2 << 20)
 
 
+class EagerPlanner(LoadPlanner):
+    """Loads whatever is there: a tiny model on a busy machine computes faster than a disk reads."""
+
+    def pays(self, num_tokens: int, bytes_of_tier: Mapping[Tier, int]) -> bool:
+        return True
+
+
 def tiered_engine(folder: Path | None = None, host_bytes: int = 0, **settings: object) -> LLMEngine:
-    """An engine with tiers and every guard on."""
+    """An engine with tiers and every guard on, that loads all it can."""
     settings = {"debug_kv_guards": True, **settings}
-    return tiny_engine(tiers=tiers(folder, host_bytes), **settings)
+    engine = tiny_engine(tiers=tiers(folder, host_bytes), **settings)
+    engine.tiers.loads.planner = EagerPlanner()
+    return engine
 
 
 def last_output(engine: LLMEngine, prompt: list[int], **fields: object) -> tuple[list[int], StepOutput]:
@@ -253,7 +263,7 @@ def test_a_read_that_fails_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_tier_slower_than_the_model_is_not_used(tmp_path: Path) -> None:
     """With a measured disk rate far below the prefill rate the prompt is computed."""
     engine = restarted(tmp_path)
-    planner = engine.tiers.loads.planner
+    engine.tiers.loads.planner = planner = LoadPlanner()
     planner.observe_prefill(1_000_000, 1.0)
     planner.observe_read(Tier.DISK, 1000, 1.0)
     assert last_output(engine, PROMPT)[1].num_cached_tokens == 0

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from engine_adapter.engine.tiers.disk_tier import DiskPlace, DiskTier
 from engine_adapter.engine.tiers.tier_block import Tier, TierBlock
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 4 << 20  # large for a disk, small enough for a processor's cache
 MAX_CHUNKS_IN_FLIGHT = 8
 NUM_READERS = min(4, os.cpu_count() or 1)  # a disk needs a few at once, a processor suffers from many
 
@@ -48,6 +49,7 @@ class ChunkReaders:
     def __init__(self, disk: DiskTier, allocate_rows: Callable[[int], torch.Tensor]) -> None:
         self._disk = disk
         self._allocate_rows = allocate_rows
+        self._spare_rows: deque[torch.Tensor] = deque(maxlen=MAX_CHUNKS_IN_FLIGHT)
         self._threads = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="kv-disk-reader")
         self._running: set[Future[ReadChunk]] = set()
 
@@ -61,6 +63,10 @@ class ChunkReaders:
         chunk.reading = self._threads.submit(self._read, chunk.places)
         self._running.add(chunk.reading)
 
+    def give_back(self, rows: torch.Tensor) -> None:
+        """Take staging memory for the next chunk: fresh memory costs more than what is read into it."""
+        self._spare_rows.append(rows)
+
     def wait_any(self, timeout_s: float) -> None:
         """Wait until one of the reads under way has ended."""
         wait(self._running, timeout_s, FIRST_COMPLETED)
@@ -71,9 +77,16 @@ class ChunkReaders:
 
     def _read(self, places: list[DiskPlace]) -> ReadChunk:
         started_s = time.perf_counter()
-        rows = self._allocate_rows(len(places))
+        rows = self._staging(len(places))
         num_sound = self._disk.read(places, rows.numpy())
         return ReadChunk(rows=rows, num_sound=num_sound, duration_s=time.perf_counter() - started_s)
+
+    def _staging(self, num_blocks: int) -> torch.Tensor:
+        with suppress(IndexError):
+            rows = self._spare_rows.pop()
+            if len(rows) == num_blocks:
+                return rows
+        return self._allocate_rows(num_blocks)
 
 
 def cut_into_chunks(found: list[tuple[TierBlock, DiskPlace | None]], block_bytes: int) -> deque[Chunk]:

@@ -174,9 +174,15 @@ class TierLoads:
             chunk = load.chunks.popleft()
             if len(rows):
                 stored.extend(self._install(load.sequence, chunk, rows))
+                self._recycle(chunk)
             load.waiting_since_s = self._clock()
             if len(rows) < len(chunk.blocks):
                 load.chunks.clear()
+
+    def _recycle(self, chunk: Chunk) -> None:
+        """Let the readers use a chunk's memory again; a device may still be reading it, so not there."""
+        if self._readers is not None and chunk.reading is not None and self._storage.is_host:
+            self._readers.give_back(chunk.reading.result().rows)
 
     def _give_up(self, load: TierLoad) -> None:
         """End a load that waits for a disk which does not answer, and expect little of that disk."""
