@@ -8,8 +8,6 @@ nothing of backends.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Final, TypedDict
 
 from gateway.errors import UnsupportedMediaType
@@ -17,6 +15,7 @@ from gateway.values import Api, KeySource, RequestFacts, SessionKey
 from gateway.wire.bodies import Body, BodyDecoder
 from gateway.wire.cascade import KeyCascade, Names
 from gateway.wire.encodings import decode_body
+from gateway.wire.forms import RawHeaders, model_of_form
 from gateway.wire.keys import IdentityFinder, KeyHasher, Scope, to_bytes
 from gateway.wire.prompts import Prompt, PromptReader
 from gateway.wire.routes import response_id_of
@@ -31,7 +30,6 @@ _CACHELESS: Final = frozenset(
 _CACHELESS_PATHS: Final = frozenset({"/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 _BODYLESS: Final = frozenset({Api.MODELS.value, Api.OTHER.value})
 _PROMPTLESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.AUDIO.value})
-_MULTIPART_MODEL: Final = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n')
 
 
 class ParseOptions(TypedDict):
@@ -61,7 +59,7 @@ class FactsParser:
     def parse(
         self,
         api: Api,
-        raw_headers: Sequence[tuple[bytes, bytes]],
+        raw_headers: RawHeaders,
         body: bytes,
         *,
         tenant: str = "default",
@@ -80,7 +78,7 @@ class FactsParser:
         if api is Api.REALTIME:
             parsed = self._decoder.from_query(query)
         else:
-            parsed = self._read_body(api, body, content_encoding)
+            parsed = self._read_body(api, raw_headers, body, content_encoding)
         scope = self._hasher.scope(tenant, parsed.model)
         names = Names(self._finder.scan(raw_headers), parsed, tenant, scope)
         is_cacheless = api._value_ in _CACHELESS or path in _CACHELESS_PATHS
@@ -125,7 +123,7 @@ class FactsParser:
             obeys_load_bound=key.is_bucket if key else prompt_key is not None,
         )
 
-    def _read_body(self, api: Api, body: bytes, encoding: str | None) -> Body:
+    def _read_body(self, api: Api, raw_headers: RawHeaders, body: bytes, encoding: str | None) -> Body:
         if api._value_ in _BODYLESS:
             return Body()
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
@@ -134,7 +132,7 @@ class FactsParser:
             except UnsupportedMediaType:
                 return Body()
         if api is Api.AUDIO and body[:1] != b"{":
-            return _multipart_body(body)
+            return Body(model=model_of_form(raw_headers, body))
         return self._decoder.decode(api, body)
 
     def _read_prompt(self, api: Api, body: Body, scope: Scope, *, wants_fingerprint: bool) -> Prompt:
@@ -148,10 +146,3 @@ def is_read_whole(api: Api, body: bytes, content_encoding: str | None) -> bool:
     if api._value_ in _BODYLESS:
         return False
     return api is not Api.AUDIO or body[:1] == b"{" or content_encoding is not None
-
-
-def _multipart_body(body: bytes) -> Body:
-    """Read only the model out of a multipart form; of several such parts the last counts."""
-    start = body.rfind(b'name="model"')
-    found = _MULTIPART_MODEL.match(body, start) if start >= 0 else None
-    return Body(model=found.group(1).decode("utf-8", "replace") if found else None)

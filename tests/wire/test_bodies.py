@@ -202,20 +202,6 @@ def test_a_huge_number_of_items_is_not_walked(parse: Parse) -> None:
         parse(body.replace(b'"messages":[', b'"messages":7,"x":['))
 
 
-def test_multipart_forms_give_their_model(parse: Parse) -> None:
-    """Audio uploads are routed by model without being decoded; the last part of that name counts."""
-    form = (
-        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n'
-        b'Content-Type: audio/wav\r\n\r\nRIFF name="model" \x00\xff\r\n--b\r\n'
-        b'Content-Disposition: form-data; name="model"\r\nContent-Type: text/plain\r\n\r\nwhisper-1\r\n'
-        b"--b--\r\n"
-    )
-    facts = parse(form, {"x-session-id": "s"}, api=Api.AUDIO)
-    assert (facts.model, facts.key_source, facts.sets_binding) == ("whisper-1", KeySource.HEADER, False)
-    assert parse(b"--b--", api=Api.AUDIO).model is None
-    assert parse({"model": "tts-1", "input": "x"}, api=Api.AUDIO).model == "tts-1"
-
-
 @pytest.mark.parametrize("api", [Api.OTHER, Api.MODELS])
 def test_apis_without_a_known_body_use_headers_alone(parse: Parse, api: Api) -> None:
     """Pass-through paths may carry anything."""
