@@ -53,9 +53,7 @@ class ClientRelay:
         "_tail",
         "_transport",
         "bytes_sent",
-        "first_byte_s",
         "has_started",
-        "status",
     )
 
     def __init__(self, request: web.BaseRequest, observer: Callable[[bytes], None] | None = None) -> None:
@@ -80,10 +78,8 @@ class ClientRelay:
         self._keeps_alive = False
         self._silence_timer: asyncio.TimerHandle | None = None
         self._tail = b""
-        self.status = 0
         self.has_started = False  # a status has been given to the client: nothing may be retried
         self.bytes_sent = 0  # of the body, without framing
-        self.first_byte_s: float | None = None  # loop time of the first body byte
         protocol = transport.get_protocol()
         self._connection = protocol if isinstance(protocol, ClientConnection) else None
         if self._connection is not None:
@@ -105,7 +101,6 @@ class ClientRelay:
         The head leaves with the first call of `on_data`, so an answer that is here already takes one write.
         """
         assert not self.has_started
-        self.status = status
         self.has_started = True
         self._is_event_stream = is_event_stream
         framing = self._choose_framing(status, content_length)
@@ -116,10 +111,6 @@ class ClientRelay:
         limit_s = self._connection.sse_keepalive_s if self._connection is not None else None
         if is_event_stream and limit_s is not None:
             self._watch_silence(limit_s)
-
-    def finish(self) -> None:
-        """End an answer whose source is not an exchange (an error body, a cached list)."""
-        self.on_data(b"", True)
 
     def fail(self, last_bytes: bytes = b"") -> None:
         """End the answer before its time, so that it never looks complete.
@@ -170,8 +161,6 @@ class ClientRelay:
         if data:
             if self._observer is not None:
                 self._observe(data)
-            if self.first_byte_s is None:
-                self.first_byte_s = self._loop.time()
             self.bytes_sent += len(data)
             self._tail = data[-4:] if len(data) >= 4 else (self._tail + data)[-4:]
             if self._has_bodyless_answer:

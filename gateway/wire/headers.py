@@ -45,7 +45,6 @@ _INTERNAL_PREFIX: Final = b"x-homing-"
 _PASSED_INTERNAL: Final = frozenset({b"x-homing-session-id", b"x-homing-auxiliary"})
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_UNSAFE: Final = re.compile(r"[^\x21-\x7e ]")
 
 
 class RequestHeads:
@@ -132,11 +131,6 @@ def clean_request_id(value: str | bytes | None) -> str | None:
         return None
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     return text if _REQUEST_ID.fullmatch(text) else None
-
-
-def safe_header_value(text: str, *, max_length: int = 256) -> str:
-    """Return `text` as one line of visible ASCII: anything else becomes `_`."""
-    return _UNSAFE.sub("_", text[:max_length]).strip()
 
 
 def find_header(headers: RawHeaders, wanted: bytes) -> bytes | None:
