@@ -48,6 +48,7 @@ from gateway.proxy_parts import ProxyParts
 from gateway.record import Recorder
 from gateway.reload import Reloader
 from gateway.replay.recording import RecordingRouter
+from gateway.replay.recording_file import RecordingFile
 from gateway.replica import ReplicaLink
 from gateway.routing.failover import RetryBudget
 from gateway.routing.key_watch import KeyWatch
@@ -103,11 +104,11 @@ class Gateway:
         self._serving = Serving(sockets or {})
         self.reloader: Reloader[Prepared] = Reloader(config, load=load or (lambda: config), target=self)
         self._siblings, self.metrics = siblings, GatewayMetrics(siblings)
-        self._recording = record_path.open("ab") if record_path is not None else None
+        self._recording = RecordingFile(record_path) if record_path is not None else None
         self.router = (
             Router(config.routing)
             if self._recording is None
-            else RecordingRouter(config.routing, self._write_recording)
+            else RecordingRouter(config.routing, self._recording.write)
         )
         self.fleet = Fleet(config.health, on_view=self._on_view, on_change=self._on_change, clock=clock)
         self.sessions = open_store(config.sessions, clock=clock, environ=environ)
@@ -328,10 +329,6 @@ class Gateway:
 
     def _admin_application(self) -> web.Application:
         return AdminApi(self._admin_parts, tokens=self._admin_tokens).application()
-
-    def _write_recording(self, line: bytes) -> None:
-        assert self._recording is not None
-        self._recording.write(line + b"\n")
 
     # -- what the fleet tells
 

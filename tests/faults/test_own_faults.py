@@ -6,6 +6,7 @@ import asyncio
 import errno
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fakes.raw_client import RawClient, post
 
 from gateway.logs import AccessLog
 from gateway.proxy import Proxy
+from gateway.replay.recording_file import RecordingFile
 from gateway.sessions.memory import MemoryStore
 from gateway.values import Binding, SessionKey
 
@@ -41,6 +43,16 @@ class BrokenStore(MemoryStore):
 def test_a_log_that_cannot_be_written_loses_its_line(number: int) -> None:
     """Its reader sleeps or has gone, or the disk is full: no request fails for that."""
     failing(OSError(number, "cannot write")).write({"event": "request_debug"})
+
+
+async def test_a_recording_that_cannot_go_on_ends_and_costs_no_request() -> None:
+    """A full disk, found when what was held back is written: later lines, and the closing, do nothing."""
+    full = Path("/dev/full")
+    async with GatewayWorld(1, record_path=full) as world:
+        for number in range(20):  # far more than a buffer's worth
+            assert (await world.chat(f"s{number}")).status_code == 200
+        world.assert_idle()
+    RecordingFile(full).close()
 
 
 @pytest.mark.parametrize("answer", [respond(b"{}"), stream(b"data: [DONE]\n\n")])
