@@ -17,6 +17,7 @@ from gateway.errors import BadRequest, BodyTooLarge, UnsupportedMediaType
 MAX_RATIO: Final = 100
 """By how much a body may grow when it is opened; JSON of one repeated message compresses like that."""
 _RATIO_FLOOR_BYTES: Final = 1 << 20  # small bodies may compress as well as they like
+_MAX_CODINGS: Final = 3  # nobody applies even two; each may cost as much as the limit allows
 _CHUNK_BYTES: Final = 1 << 16
 
 
@@ -27,8 +28,11 @@ def decode_body(body: bytes, encoding: str, *, max_bytes: int, max_ratio: float 
     encoding that is unknown here).
     """
     limit = min(max_bytes, max(_RATIO_FLOOR_BYTES, int(len(body) * max_ratio)))
-    codings = [token.strip().lower() for token in encoding.split(",")]
-    for coding in reversed([token for token in codings if token not in ("", "identity")]):
+    named = [token.strip().lower() for token in encoding.split(",")]
+    codings = [token for token in named if token not in ("", "identity")]
+    if len(codings) > _MAX_CODINGS:
+        raise BadRequest("the body is compressed too many times over", param="content-encoding")
+    for coding in reversed(codings):
         try:
             body = _decode(body, coding, limit)
         except (zlib.error, EOFError, ValueError) as error:

@@ -98,6 +98,16 @@ def test_growth_is_bounded_in_size_and_ratio() -> None:
     assert len(decode_body(gzip.compress(bytes(1_000_000)), "gzip", max_bytes=1 << 30)) == 1_000_000
 
 
+def test_a_body_compressed_over_and_over_is_refused() -> None:
+    """A stored block grows by nothing, so neither limit would end the work of a hundred layers."""
+    body = TEXT
+    for _ in range(4):
+        body = gzip.compress(body, 0)
+    with pytest.raises(BadRequest, match="too many times"):
+        decode_body(body, "gzip, gzip, gzip, gzip", max_bytes=1 << 20)
+    assert decode_body(gzip.decompress(body), "gzip, identity, gzip, gzip", max_bytes=1 << 20) == TEXT
+
+
 def test_an_unknown_encoding_leaves_the_headers_to_route_by(parse: Parse) -> None:
     """The body travels unread; only an explicit decode says that it cannot."""
     facts = parse(b"\x00\x01", {"x-session-id": "abc"}, content_encoding="x-own")
