@@ -20,6 +20,7 @@ from gateway.admin.settings import AdminSettings
 from gateway.downstream.settings import DownstreamSettings
 from gateway.downstream.tls import ListenerTls
 from gateway.file_watch import ReloadSettings
+from gateway.fleet.engine_metrics import DIALECTS
 from gateway.fleet.settings import FleetSettings
 from gateway.limits.settings import LimitSettings
 from gateway.routing.failover import FailoverSettings
@@ -94,7 +95,7 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return re.sub(r"[^A-Za-z0-9._-]+", "-", place).strip("-._")[:64]
 
 
-ENGINES = ("torch", "vllm", "sglang", "llamacpp", "trtllm", "openai")
+ENGINES = tuple(DIALECTS)
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

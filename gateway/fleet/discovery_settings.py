@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.fleet.engine_metrics import DIALECTS
+
 
 class DnsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Every address of a name is a backend: a headless service, or a round-robin record. Plain HTTP only,
@@ -27,6 +29,7 @@ class DnsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     def __post_init__(self) -> None:
         _require_port(self.port)
+        _check_shared(self.engine, self.weight)
 
 
 class FileSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,6 +62,7 @@ class KubernetesSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     def __post_init__(self) -> None:
         if self.port is not None:
             _require_port(self.port)
+        _check_shared(self.engine, self.weight)
 
 
 class DiscoverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,3 +84,11 @@ class DiscoverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 def _require_port(port: int) -> None:
     if not 0 < port <= 65535:
         raise ValueError(f"port must be 1..65535, got {port}")
+
+
+def _check_shared(engine: str, weight: float) -> None:
+    """As for `backends`; found at start, not when the source first names somebody."""
+    if engine not in DIALECTS:
+        raise ValueError(f"engine {engine!r} is not one of {', '.join(DIALECTS)}")
+    if not 0 <= weight <= 1000:
+        raise ValueError(f"weight must be 0..1000, got {weight}")

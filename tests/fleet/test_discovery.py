@@ -326,6 +326,8 @@ async def test_outside_a_cluster_the_source_says_so(tmp_path: Path) -> None:
         {"dns": [{"host": "a", "port": 0}]},
         {"interval_s": 0},
         {"kubernetes": [{"service": "a", "port": 70000}]},
+        {"dns": [{"host": "a", "engine": "vlm"}]},
+        {"kubernetes": [{"service": "a", "weight": -1}]},
     ],
 )
 def test_senseless_options_are_refused(discovery: dict[str, Any]) -> None:
