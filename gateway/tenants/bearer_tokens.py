@@ -53,7 +53,7 @@ class BearerTokens:
         name = _member(claims, self._settings.tenant_claim)
         if not isinstance(name, str) or not name:
             raise Unauthorized("The token names no tenant.")
-        left_s = claims["exp"] + self._settings.leeway_s - self._wall_clock()
+        left_s = float(claims["exp"]) + self._settings.leeway_s - self._wall_clock()
         return name, min(self._settings.max_cached_s, left_s)
 
     def _verify(self, token: str, key: jwt.PyJWK) -> dict[str, Any]:
