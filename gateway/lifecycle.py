@@ -118,8 +118,10 @@ class _Process:
 
     async def _reload(self) -> None:
         notify_reloading(os.environ)
-        await self._gateway.reloader.reload()
-        notify_ready(os.environ)
+        try:
+            await self._gateway.reloader.reload()
+        finally:
+            notify_ready(os.environ)  # whatever it met: the manager would wait for ever
 
     def _config_files(self) -> Iterable[Path]:
         path = self._launch.config_path
