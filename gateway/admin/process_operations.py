@@ -63,7 +63,7 @@ class ProcessOperations:
         return LogLevel(level=logging.getLevelName(logging.getLogger().level).lower())
 
     async def set_log_level(self, *, body: LogLevelOrder) -> LogLevel:
-        """Holds for this process until it ends, or until the configuration is read again."""
+        """Holds for this process until it ends, or until a reload brings another level."""
         logging.getLogger().setLevel(body.level.upper())
         log_event("log_level", level=logging.WARNING, set_to=body.level)
         return await self.show_log_level()
