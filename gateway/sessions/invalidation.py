@@ -26,6 +26,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from gateway.logs import log_event
 from gateway.sessions.redis_link import RedisLink, Unavailable
 from gateway.values import SessionKey
 
@@ -65,7 +66,7 @@ class InvalidationChannel:
             try:
                 await self._listen(on_change)
             except (RedisError, OSError, TimeoutError, _ChannelBroken) as error:
-                logger.debug("session_channel_broken", extra={"reason": repr(error)[:200]})
+                log_event("session_channel_broken", level=logging.DEBUG, reason=repr(error)[:200])
             except Exception:  # supervisor: redis-py meeting nonsense raises anything, and this must go on
                 logger.exception("session_channel_unexpected_error")
             finally:

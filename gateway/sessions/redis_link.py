@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from gateway.logs import log_event
 from gateway.sessions.breaker import Breaker
 from gateway.sessions.key_layout import NUM_CLUSTER_SHARDS, KeyLayout
 from gateway.sessions.lua import Script
@@ -146,7 +147,7 @@ class RedisLink:
             return
         await asyncio.gather(*(self._probe(shard) for shard in open_shards))
         if self.breaker_state is BreakerState.CLOSED:
-            logger.info("session_store_recovered")
+            log_event("session_store_recovered")
 
     async def close(self) -> None:
         """End what is under way and close all connections. Idempotent."""
@@ -230,20 +231,20 @@ class RedisLink:
         except (RedisError, OSError, TimeoutError):
             pass
         except Exception as error:  # as in _supervise
-            logger.debug("session_store_probe_failed", extra={"reason": repr(error)[:200]})
+            log_event("session_store_probe_failed", level=logging.DEBUG, reason=repr(error)[:200])
         finally:
             self._breakers[shard].end_probe(is_healthy=is_healthy)
 
     def _note_failure(self, shard: int) -> None:
         if self._breakers[shard].note_failure():
-            logger.warning("session_store_unavailable", extra={"shard": shard})
+            log_event("session_store_unavailable", level=logging.WARNING, shard=shard)
 
     def _log_refusal(self, error: ResponseError) -> None:
         """Once for each kind of refusal (OOM, READONLY, NOPERM, …): it may be on every request."""
         code = str(error).partition(" ")[0][:40]
         if code not in self._refusals_logged and len(self._refusals_logged) < 100:
             self._refusals_logged.add(code)
-            logger.warning("session_store_refused", extra={"reason": str(error)[:200]})
+            log_event("session_store_refused", level=logging.WARNING, reason=str(error)[:200])
 
     def _failed(self, kind: str) -> Unavailable:
         self.errors[kind] += 1

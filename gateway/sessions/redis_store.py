@@ -24,6 +24,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from gateway.logs import log_event
 from gateway.sessions.codec import MAX_TOKENS, MAX_TURNS, decode_reply, is_storable
 from gateway.sessions.invalidation import InvalidationChannel
 from gateway.sessions.local_cache import LocalCache
@@ -324,7 +325,7 @@ class RedisStore:
 
     def _set_trust(self, live_since_s: float | None) -> None:
         self._local.trusted_since_s = float("inf") if live_since_s is None else live_since_s
-        logger.info("session_channel_changed", extra={"is_live": live_since_s is not None})
+        log_event("session_channel_changed", is_live=live_since_s is not None)
 
     async def _flush_for_ever(self) -> None:
         while True:

@@ -13,6 +13,9 @@ from fakes.backend import openai_answer
 from fakes.gateway_world import GatewayWorld
 
 from gateway.logs import AccessLine, AccessLog, configure_logging, log_event
+from gateway.sessions.redis_store import RedisStore
+from gateway.sessions.settings import RedisSettings
+from gateway.values import SessionKey
 
 TOKEN = "the-admin-token"
 SECRETS = ("secret-prompt", "secret-session", "secret-key", "secret-tenant-value", TOKEN)
@@ -121,6 +124,16 @@ def test_a_full_pipe_loses_the_line_and_no_request() -> None:
         raise BlockingIOError
 
     AccessLog(refuse).write({"event": "request_debug"})
+
+
+async def test_trouble_with_the_store_is_told_with_its_data(caplog: pytest.LogCaptureFixture) -> None:
+    """Which part of it, or what it said: without that the line helps nobody."""
+    store = RedisStore(RedisSettings(url="redis://127.0.0.1:1/0"), environ={})
+    while not store.link.is_open(0):
+        await store.get(SessionKey("0" * 32))
+    await store.close()
+    (record,) = [one for one in caplog.records if one.getMessage() == "session_store_unavailable"]
+    assert vars(record)["fields"] == {"shard": 0}
 
 
 def test_events_are_json_with_their_data() -> None:
