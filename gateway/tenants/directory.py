@@ -46,9 +46,12 @@ class Directory:
         self.anonymous = Tenant(limits=per_tenant, has_limits=not per_tenant.is_unlimited)
 
     def named(self, name: str) -> Tenant | None:
-        """Return the tenant that an identity provider or Redis names; None: there is none such here."""
+        """Return the tenant that an identity provider or Redis names; None: there is none such here.
+
+        A claim may be its user's choice, and will stand in logs and traces: a name is one printable line.
+        """
         tenant = self._by_name.get(name)
-        if tenant is None and self._accepts_unlisted and 0 < len(name) <= 256:
+        if tenant is None and self._accepts_unlisted and 0 < len(name) <= 256 and name.isprintable():
             return self._make(TenantSettings(name="unlisted"), name)
         return tenant
 

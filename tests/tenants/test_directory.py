@@ -163,6 +163,9 @@ def test_unlisted_tenants_are_taken_only_if_asked_for() -> None:
     assert one.cache_salt != two.cache_salt
     assert open_to_all.named("") is None
     assert open_to_all.named("x" * 257) is None
+    assert open_to_all.named("x\n") is None
+    assert open_to_all.named("half \ud800") is None, "no log line could hold it"
+    assert open_to_all.named("Société d'été") is not None
 
 
 def test_salts_differ_by_tenant_and_secret_and_nothing_else() -> None:
