@@ -67,7 +67,7 @@ class DecisionOperations:
 
     async def show_ring(self, *, query: RingQuery) -> RingAnswer:
         owners = [] if query.key is None else self._parts.router.ring_owners(query.key, query.n)
-        return RingAnswer(shares=describe_ring(self._parts), key=query.key, owners=list(owners))
+        return RingAnswer(shares=await describe_ring(self._parts), key=query.key, owners=list(owners))
 
     async def explain_route(self, *, body: RouteQuestion) -> DecisionAnswer:
         parts = self._parts

@@ -117,7 +117,7 @@ class ProcessOperations:
             groups=[describe_group(parts, one) for one in journal.hottest(now_s, SUMMARY_ROWS)]
             if journal
             else [],
-            ring=describe_ring(parts),
+            ring=await describe_ring(parts),
         )
 
 

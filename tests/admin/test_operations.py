@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fakes.gateway_world import GatewayWorld
 
 from gateway.admin.process_operations import MASK, mask_secrets
+from gateway.routing.ring import Ring
+from gateway.values import BackendId
 
 V1 = "/admin/v1"
 SYSTEM = [{"role": "system", "content": "You are a helpful assistant of the harbour office. " * 20}]
@@ -203,6 +207,29 @@ async def test_the_ring_is_shared_out_whole() -> None:
         assert sum(shares.values()) == pytest.approx(1.0, abs=1e-4)
         assert shares["b0"] > 2 * shares["b1"]
         assert sorted(ring["owners"]) == ["b0", "b1", "b2"]
+
+
+class WatchedRing(Ring):
+    """Notes who walks along it."""
+
+    __slots__ = ("walkers",)
+    walkers: list[threading.Thread]
+
+    def points(self) -> Iterator[tuple[int, BackendId]]:
+        self.walkers.append(threading.current_thread())
+        return super().points()
+
+
+async def test_the_ring_is_counted_once_and_beside_the_requests() -> None:
+    """A dashboard asks every few seconds, and for a large fleet the counting takes long."""
+    async with GatewayWorld(num_backends=2) as world:
+        ring = WatchedRing({BackendId("b0"): 1.0, BackendId("b1"): 1.0}, 160)
+        ring.walkers = []
+        world.gateway.router._roster.ring = ring
+        for path in ("/summary", "/summary", "/ring"):
+            await get(world, path)
+    (walker,) = ring.walkers
+    assert walker is not threading.main_thread()
 
 
 async def test_what_if_counts_live_sessions_and_changes_nothing() -> None:
