@@ -63,6 +63,7 @@ from gateway.sessions.open_store import (
     open_store,
     open_tenant_ledger,
 )
+from gateway.sessions.replica_board import ReplicaBoard
 from gateway.siblings import Siblings
 from gateway.state_metrics import state_metrics
 from gateway.tenants.directory import Directory
@@ -141,19 +142,38 @@ class Gateway:
             shared=self.tenant_ledger,
         )
         self.membership = Membership(self.fleet, self.router, self.handover, environ)
+        self.discovery = self._make_discovery(config)
+        self.key_watch = KeyWatch(config.key_watch)
+        self.authentication = Authentication(config, self.sessions, clock=clock, environ=environ)
+        self.running = RunningRequests()
+        self._tracing = _open_tracing(config)
+        self._proxy_parts = self._make_proxy_parts(config)
+        self.proxy = Proxy(self._proxy_parts)
+        self._admin_parts = self._make_admin_parts(replica_board)
+        self.front = Front(self.proxy, self.fleet, self.metrics, config, clock=clock)
+        self.front.degraded = self._degraded
+        self._admin_tokens = Tokens(
+            operate=environ.get(config.admin.token_env), read=environ.get(config.admin.read_token_env)
+        )
+        self.front.debug_tokens = self._admin_tokens if self._admin_tokens.is_any else None
+        self.loop_lag = LoopLag()
+        self.metrics.add_state(lambda: state_metrics(self))
+        self.port = self.admin_port = 0
+
+    # -- construction, continued
+
+    def _make_discovery(self, config: Config) -> Discovery:
         discovery = config.fleet.discovery
-        self.discovery = Discovery(
-            make_sources(discovery, environ),
+        return Discovery(
+            make_sources(discovery, self._environ),
             self.fleet,
             self.membership.join,
             interval_s=discovery.interval_s,
             timeout_s=discovery.timeout_s,
         )
-        self.key_watch = KeyWatch(config.key_watch)
-        self.authentication = Authentication(config, self.sessions, clock=clock, environ=environ)
-        self.running = RunningRequests()
-        self._tracing = _open_tracing(config)
-        self._proxy_parts = ProxyParts(
+
+    def _make_proxy_parts(self, config: Config) -> ProxyParts:
+        return ProxyParts(
             config=config,
             intake=self._make_intake(config),
             sessions=self.sessions,
@@ -167,10 +187,11 @@ class Gateway:
             running=self.running,
             tracing=self._tracing,
             retries=RetryBudget(config.failover),
-            clock=clock,
+            clock=self._clock,
         )
-        self.proxy = Proxy(self._proxy_parts)
-        self._admin_parts = AdminParts(
+
+    def _make_admin_parts(self, replica_board: ReplicaBoard) -> AdminParts:
+        return AdminParts(
             config=lambda: self.config,
             fleet=self.fleet,
             operator=self.operator,
@@ -185,18 +206,9 @@ class Gateway:
             tenant_named=lambda name: self.authentication.gatekeeper.directory.named(name),
             num_in_flight=lambda: len(self.running.tasks),
             reload=self.reloader.reload,
-            environ=environ,
-            clock=clock,
+            environ=self._environ,
+            clock=self._clock,
         )
-        self.front = Front(self.proxy, self.fleet, self.metrics, config, clock=clock)
-        self.front.degraded = self._degraded
-        self._admin_tokens = Tokens(
-            operate=environ.get(config.admin.token_env), read=environ.get(config.admin.read_token_env)
-        )
-        self.front.debug_tokens = self._admin_tokens if self._admin_tokens.is_any else None
-        self.loop_lag = LoopLag()
-        self.metrics.add_state(lambda: state_metrics(self))
-        self.port = self.admin_port = 0
 
     # -- life
 
