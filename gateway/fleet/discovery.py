@@ -59,26 +59,29 @@ class Discovery:
 
     async def _run(self) -> None:
         while True:
-            try:
-                await self.look()
-            except Exception:  # supervisor of its own rounds: one bad round must not end discovery
-                logging.getLogger(__name__).exception("discovery")
+            await self.look()
             await asyncio.sleep(self._interval_s)
 
     async def look(self) -> None:
-        """Ask every source once and apply what changed."""
+        """Ask every source once and apply what changed. Supervisor: a bug in one source ends no other."""
         for source in self._sources:
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    found = {BackendId(one.backend_id): one for one in await source.find()}
-            except TimeoutError:
-                self._fail(source, f"no answer within {self._timeout_s} s")
-            except SourceUnavailable as error:
-                self._fail(source, str(error))
-            else:
-                self._failing.discard(source)
-                self._apply(self._known[source], found, self._added[source])
-                self._known[source] = found
+                await self._ask(source)
+            except Exception:
+                logging.getLogger(__name__).exception("discovery by %s", source.name)
+
+    async def _ask(self, source: Source) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = {BackendId(one.backend_id): one for one in await source.find()}
+        except TimeoutError:
+            self._fail(source, f"no answer within {self._timeout_s:g} s")
+        except SourceUnavailable as error:
+            self._fail(source, str(error))
+        else:
+            self._failing.discard(source)
+            self._apply(self._known[source], found, self._added[source])
+            self._known[source] = found
 
     def _apply(self, before: Found, now: Found, added: set[BackendId]) -> None:
         """Newcomers first, so that the fleet is never smaller than either answer. `added`: by this source."""

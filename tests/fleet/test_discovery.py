@@ -88,6 +88,19 @@ async def test_a_silent_source_holds_nobody_up() -> None:
     assert urls(fleet) == {"http://a:1"}
 
 
+async def test_a_broken_source_keeps_no_other_from_being_asked(caplog: pytest.LogCaptureFixture) -> None:
+    """An error that nobody foresaw is logged with its stack, and the next source has its turn."""
+
+    class Broken(ScriptedSource):
+        async def find(self) -> list[BackendSettings]:
+            raise ValueError("a bug")
+
+    fleet = make_fleet()
+    await make_discovery(fleet, Broken(), ScriptedSource("http://a:1")).look()
+    assert urls(fleet) == {"http://a:1"}
+    assert "a bug" in caplog.text
+
+
 async def test_what_others_brought_is_left_alone() -> None:
     """A configured backend at a discovered address is neither doubled nor, later, removed."""
     fleet, source = make_fleet(), ScriptedSource("http://a:1", "http://b:1")
