@@ -206,7 +206,6 @@ def test_killing_the_supervisor_leaves_no_orphans(model: Path, tmp_path: Path) -
         (["up", "--backends", "0"], "--backends must be at least 1"),
         (["gateway", "--config", "/no/such.yaml"], "cannot read /no/such.yaml"),
         (["gateway", "--backend", "ftp://x"], "must start with http://"),
-        (["status", "--admin-url", "http://127.0.0.1:1"], "no gateway answers at http://127.0.0.1:1"),
     ],
 )
 def test_mistakes_end_with_one_line_and_status_2(arguments: list[str], expected: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -32,15 +33,17 @@ def require_redis_server() -> str:
 
 
 def free_port() -> int:
-    """A port nobody listens on just now; for a Cluster node, its bus port (10000 above) is free too."""
+    """A port nobody listens on just now, and neither on its neighbour above (a second process's admin port)
+    and the one 10000 above (a Cluster node's bus).
+
+    All three lie below the ports that the kernel gives to outgoing connections: one taken from there may be
+    in use again by the time that a process wants to listen.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if not 20000 <= port <= 55000:
-            continue
-        with socket.socket() as bus, contextlib.suppress(OSError):
-            bus.bind(("127.0.0.1", port + 10000))
+        port = 20_000 + secrets.randbelow(2_700)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for each in (port, port + 1, port + 10_000):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", each))
             return port
 
 
