@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,19 +12,20 @@ from typing import Any
 
 import httpx
 import psutil
+from fakes.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 90.0
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Different ports; the one above each is free too."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = free_port()
+        if not found & {port - 1, port, port + 1}:
+            found.add(port)
+    return list(found)
 
 
 class RunningFleet:
