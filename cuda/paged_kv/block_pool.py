@@ -73,10 +73,6 @@ class BlockPool:
         """Blocks that `allocate` could hand out now, one after the other."""
         return len(self._free) + len(self._cached)
 
-    @property
-    def num_unpinned(self) -> int:
-        return self.num_blocks - self._num_pinned
-
     def counts(self) -> BlockCounts:
         """Return the gauges; they add up to `num_blocks` by construction."""
         idle = len(self._free) + len(self._cached)
