@@ -39,6 +39,7 @@ from gateway.handover import Handover
 from gateway.intake import Intake
 from gateway.limits.admission import Admission
 from gateway.limits.tenant_limiter import TenantLimiter
+from gateway.line_writer import LineWriter
 from gateway.logs import AccessLog, log_event
 from gateway.loop_lag import LoopLag
 from gateway.membership import Membership
@@ -98,10 +99,11 @@ class Gateway:
         record_path: Path | None = None,
         sockets: Mapping[str, socket.socket] | None = None,
         siblings: Siblings | None = None,
+        lines: LineWriter | None = None,
     ) -> None:
         """`load` reads the configuration again, for a reload; `sockets` (data, admin) are inherited ones."""
         self.config = config
-        self._environ, self._clock = environ, clock
+        self._environ, self._clock, self.lines = environ, clock, lines
         self._serving = Serving(sockets or {})
         self.reloader: Reloader[Prepared] = Reloader(config, load=load or (lambda: config), target=self)
         self._siblings, self.metrics = siblings, GatewayMetrics(siblings)
@@ -129,7 +131,7 @@ class Gateway:
         journal_sessions = config.admin.journal_sessions if config.admin.is_enabled else 0
         self.journal = Journal(journal_sessions) if journal_sessions else None
         self.recorder = Recorder(
-            self.metrics, self.sessions, self.reader.parser, _access_log(config), self.journal
+            self.metrics, self.sessions, self.reader.parser, self._access_log(config), self.journal
         )
         self.handover = Handover(
             config.fleet, self.fleet, self.router, self.sessions, self.pools, clock=clock
@@ -298,7 +300,7 @@ class Gateway:
         before, self.config = self.config, config
         if config.log.level != before.log.level:
             logging.getLogger().setLevel(config.log.level.upper())
-        self.recorder.access_log = _access_log(config)
+        self.recorder.access_log = self._access_log(config)
         self.router.reconfigure(config.routing)
         self.fleet.reconfigure(config.health)
         self.prober.reconfigure(config.health, config.fleet)
@@ -380,12 +382,12 @@ class Gateway:
             now_s=self._clock(),
         )
 
+    def _access_log(self, config: Config) -> AccessLog | None:
+        write = None if self.lines is None else self.lines.put
+        return AccessLog(write) if config.log.access else None
+
     def _degraded(self) -> list[str]:
         return ["session_store"] if self.sessions.stats().is_degraded else []
-
-
-def _access_log(config: Config) -> AccessLog | None:
-    return AccessLog() if config.log.access else None
 
 
 def _open_tracing(config: Config) -> Tracing | None:

@@ -24,6 +24,7 @@ import uvloop
 from gateway.app import Gateway
 from gateway.config import Config
 from gateway.file_watch import FileWatch
+from gateway.line_writer import LineWriter
 from gateway.logs import log_event
 from gateway.service_manager import notify_ready, notify_reloading, notify_stopping
 from gateway.siblings import Siblings
@@ -40,6 +41,8 @@ class Launch:
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
     siblings: Siblings | None = None
     """The other processes of `workers: N`."""
+    lines: LineWriter | None = None
+    """Takes the access lines."""
 
 
 def serve(config: Config, launch: Launch) -> int:
@@ -59,6 +62,7 @@ class _Process:
             record_path=launch.record_path,
             sockets=launch.sockets,
             siblings=launch.siblings,
+            lines=launch.lines,
         )
         self._config_watch = FileWatch(self._config_files, self._reload, interval_s=self._interval_s)
         self._certificate_watch = FileWatch(

@@ -32,6 +32,9 @@ def state_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
     lag[()] = gateway.loop_lag.worst_s()
     yield lag
     yield from _reload_metrics(gateway)
+    lost = Counter("homing_log_lines_lost", "Log lines that nobody read in time")
+    lost[()] = 0.0 if gateway.lines is None else float(gateway.lines.num_lost)
+    yield lost
     distrusted = Counter("homing_distrusted_keys", "Requests whose session key was not believed", "kind")
     distrusted["shared"] = gateway.key_watch.num_shared
     distrusted["never_repeats"] = gateway.key_watch.num_unstable

@@ -19,7 +19,8 @@ from gateway.commands.exits import UsageError
 from gateway.commands.workers import for_worker, run_workers
 from gateway.config import Config, ConfigError, load_config, parse_config
 from gateway.lifecycle import Launch, serve
-from gateway.logs import configure_logging
+from gateway.line_writer import LineWriter
+from gateway.logs import configure_logging, lost_line
 from gateway.service_manager import inherited_sockets
 from gateway.siblings import Siblings
 
@@ -68,12 +69,17 @@ def run(options: argparse.Namespace) -> int:
     if options.die_with_parent:
         die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until somebody can handle it
-    configure_logging(config.log.level)
     raise_descriptor_limit()
+    with LineWriter(tell_lost=lost_line) as lines:
+        configure_logging(config.log.level, lines.put)
+        return _run(config, options, lines)
+
+
+def _run(config: Config, options: argparse.Namespace, lines: LineWriter) -> int:
     try:
         if config.workers > 1 and options.worker is None:
             return asyncio.run(run_workers(config.workers))
-        return _serve(config, options)
+        return _serve(config, options, lines)
     except (ConfigError, ValueError) as error:
         raise UsageError(str(error)) from error
     except OSError as error:
@@ -83,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         ) from error
 
 
-def _serve(config: Config, options: argparse.Namespace) -> int:
+def _serve(config: Config, options: argparse.Namespace, lines: LineWriter) -> int:
     worker: int = options.worker or 0
     sockets = inherited_sockets(os.environ, is_worker=options.worker is not None)
     if worker and "admin" in sockets:  # the first process has it; the others listen on ports of their own
@@ -94,6 +100,7 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
         record_path=options.record,
         sockets=sockets,
         siblings=None if options.shared_folder is None else Siblings(options.shared_folder, worker),
+        lines=lines,
     )
     return serve(for_worker(config, worker), launch)
 

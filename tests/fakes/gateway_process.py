@@ -42,6 +42,7 @@ class GatewayProcess:
         }
         self.write(**self.sections)
         self.sockets: dict[str, socket.socket] = {}  # handed over as the service manager does
+        self.log_to: int | None = None  # a descriptor for standard error, instead of the file
         self.arguments: list[str] = []
         self.client = httpx.AsyncClient(timeout=10)
         self.process: subprocess.Popen[bytes]
@@ -81,7 +82,7 @@ class GatewayProcess:
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=log if self.log_to is None else self.log_to,
                 env=environ,
                 pass_fds=range(3, 3 + len(descriptors)),
                 preexec_fn=lambda: _renumber(descriptors),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 from typing import Any
@@ -138,15 +137,16 @@ async def test_trouble_with_the_store_is_told_with_its_data(caplog: pytest.LogCa
 
 def test_events_are_json_with_their_data() -> None:
     """State changes carry their data as fields; foreign libraries' text becomes the event."""
-    stream, root = io.StringIO(), logging.getLogger()
+    lines: list[bytes] = []
+    root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
-        configure_logging("info", stream)
+        configure_logging("info", lines.append)
         log_event("backend_state", backend='b"\n0', before="ready", after="down")
         log_event("unheard", level=logging.DEBUG)
         logging.getLogger("aiohttp").warning("something %s", "odd")
     finally:
         root.handlers[:], root.level = handlers, level
-    state, foreign = [json.loads(line) for line in stream.getvalue().splitlines()]
+    state, foreign = [json.loads(line) for line in lines]
     assert (state["event"], state["backend"], state["level"]) == ("backend_state", 'b"\n0', "info")
     assert (foreign["event"], foreign["logger"]) == ("something odd", "aiohttp")
