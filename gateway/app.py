@@ -369,7 +369,7 @@ class Gateway:
     def _on_refusal(self, refusal: Refusal) -> None:
         """A request that got no further than the server: unparsable, or too large a head."""
         self.metrics.requests[Api.OTHER.value, status_label(refusal.status)] += 1.0
-        self.metrics.errors["downstream", refusal.code] += 1.0
+        self.metrics.errors[refusal.source, refusal.code] += 1.0
 
     def _on_report(self, backend_id: BackendId, report: EngineReport) -> None:
         if report.num_running is None:

@@ -1,7 +1,8 @@
 """Errors the gateway itself raises; each knows its HTTP status, who caused it, and whether to try again.
 
-`wire.error_bodies` turns one into the JSON of the caller's API dialect. `source` is a metrics label:
-`downstream` (the client's fault), `upstream` (a backend's), `internal` (ours). `is_retryable` says
+`wire.error_bodies` turns one into the JSON of the caller's API dialect. `source` is a metrics label and the
+header `x-homing-error-source`: `downstream` (the client's doing), `upstream` (a backend's), `internal` (the
+gateway refused or failed). `is_retryable` says
 whether *another backend* may be tried; it never means that the same bytes go to the same place again.
 """
 
@@ -163,9 +164,10 @@ class NoBackend(GatewayError):
 
 
 class Overloaded(NoBackend):
-    """Admission refused the request: the fleet is full and the queue too."""
+    """The gateway refused the request: its limits are reached and its queue is full, or it lacks means."""
 
     code = "overloaded"
+    source = "internal"
 
 
 class UpstreamError(GatewayError):

@@ -20,6 +20,7 @@ EXPOSED_HEADERS: Final = (
     "x-homing-affinity",
     "x-homing-key-source",
     "x-homing-reason",
+    "x-homing-error-source",
     "retry-after",
     "retry-after-ms",
     "x-should-retry",

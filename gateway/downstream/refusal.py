@@ -15,6 +15,8 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import BadHttpMethod, LineTooLong
 
+from gateway.errors import ErrorSource
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -24,6 +26,10 @@ class Refusal:
     code: str
     message: str
 
+    @property
+    def source(self) -> ErrorSource:
+        return "downstream" if self.status < 500 else "internal"
+
     def encode(self) -> bytes:
         """The whole answer; nothing may follow it on its connection."""
         error_type = "invalid_request_error" if self.status < 500 else "api_error"
@@ -32,6 +38,7 @@ class Refusal:
         retry = "retry-after: 1\r\n" if self.status == 503 else ""
         head = (
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\ncontent-type: application/json\r\n"
+            f"x-homing-error-source: {self.source}\r\n"
             f"{retry}content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         return head.encode() + body

@@ -44,7 +44,7 @@ _ANTHROPIC_TYPES: Final = {
 
 def error_response(api: Api, error: GatewayError) -> tuple[int, bytes, list[tuple[str, str]]]:
     """Return status, JSON body and headers (content type included, length not)."""
-    headers = [("content-type", "application/json")]
+    headers = [("content-type", "application/json"), ("x-homing-error-source", error.source)]
     if isinstance(error, MethodNotAllowed):
         headers.append(("allow", error.allow))
     if isinstance(error, Unauthorized):

@@ -86,6 +86,9 @@ async def test_without_a_queue_the_limit_refuses_at_once() -> None:
         await until_served(world, 1)
         refused = await world.chat("b")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert (
+            refused.headers["x-homing-error-source"] == "internal"
+        )  # the gateway's limit, no backend's fault
         assert int(refused.headers["retry-after"]) >= 1
         gate.set()
         assert (await running).status_code == 200
