@@ -160,7 +160,7 @@ class NoBackend(GatewayError):
     status = 503
     code = "no_backend_available"
     error_type = "overloaded_error"
-    source = "upstream"
+    source: ClassVar[ErrorSource] = "upstream"
 
 
 class Overloaded(NoBackend):
