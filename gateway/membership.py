@@ -13,6 +13,7 @@ Knows nothing of how the configuration came here.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 
 from gateway.config import BackendSettings, ConfigError, normalise_backend_url
@@ -85,7 +86,12 @@ class Membership:
         if departure is not None:
             departure.cancel()
             self._fleet.undrain(backend.backend_id)
-        api_key = self._environ.get(settings.api_key_env) if settings.api_key_env else None
+        variable = settings.api_key_env
+        api_key = self._environ.get(variable) if variable else None
+        if variable and not api_key:
+            log_event(
+                "backend_key_missing", level=logging.WARNING, backend=backend.backend_id, api_key_env=variable
+            )
         self._fleet.add(backend, api_key=api_key)
 
     def _see_off(self, backend_id: BackendId, deadline_s: float) -> None:

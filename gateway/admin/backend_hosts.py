@@ -33,15 +33,15 @@ _METADATA_NAMES = frozenset(("metadata.google.internal", "metadata", "instance-d
 _SHARED_NET = ipaddress.ip_network("100.64.0.0/10")  # carriers and overlay networks; not `is_private`
 
 
-def check_pattern(pattern: str) -> None:
-    """Raise ValueError for what is neither a word, a CIDR nor a pattern of names."""
+def check_pattern(option: str, pattern: str) -> None:
+    """Raise ValueError, naming the option, for what is neither a word, a CIDR nor a pattern of names."""
     if pattern in _WORDS or _PATTERN.match(pattern) or pattern.startswith("unix:"):
         return
     try:
         ipaddress.ip_network(pattern)
     except ValueError as error:
         raise ValueError(
-            f"allow_backend_hosts: {pattern!r} is neither {', '.join(sorted(_WORDS))}, a CIDR such as "
+            f"{option}: {pattern!r} is neither {', '.join(sorted(_WORDS))}, a CIDR such as "
             "10.0.0.0/8, nor a pattern of names such as *.gpu.example.com"
         ) from error
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from gateway.admin.answers import BackendAnswer, BackendList, Status
 from gateway.admin.backend_hosts import require_allowed
+from gateway.admin.backend_keys import require_key_allowed
 from gateway.admin.describe import describe_backend, describe_backends, describe_status
 from gateway.admin.operations import IfMatch, Operation, Reply
 from gateway.admin.orders import BackendName, BackendPatch, DrainOrder
 from gateway.admin.parts import AdminParts
 from gateway.config import BackendSettings, normalise_backend_url
-from gateway.errors import BadRequest, Conflict, NotFound
+from gateway.errors import Conflict, NotFound
 from gateway.membership import backend_of
 from gateway.values import Backend, BackendId
 
@@ -75,27 +76,17 @@ class FleetOperations:
 
     async def add_backend(self, *, body: BackendSettings) -> Reply[BackendAnswer]:
         backend_id, url = BackendId(body.backend_id), normalise_backend_url(body.url)
-        await require_allowed(url, self._parts.config().admin.allow_backend_hosts)
-        api_key = self._api_key(body.api_key_env)
+        config = self._parts.config()
+        await require_allowed(url, config.admin.allow_backend_hosts)
+        await require_key_allowed(body, config, self._parts.environ)
         for other in self._parts.fleet.view.backends.values():  # nothing is awaited from here to `add`
             if other.base_url == url and other.backend_id != backend_id:
                 raise Conflict(f"backend {other.backend_id} has this url already", param="url")
         is_known = backend_id in self._parts.fleet.view.backends
+        api_key = self._parts.environ.get(body.api_key_env) if body.api_key_env else None
         self._parts.fleet.add(backend_of(body), api_key=api_key)
         await self._parts.operator.welcome(backend_id)
         return Reply(value=await self.show_backend(name=backend_id), status=200 if is_known else 201)
-
-    def _api_key(self, variable: str | None) -> str | None:
-        """A key may go only to where the configuration's author thought of: not every variable is one."""
-        if variable is None:
-            return None
-        if variable not in {one.api_key_env for one in self._parts.config().backends}:
-            raise BadRequest(
-                f"api_key_env {variable!r} is not used by any backend of the configuration, "
-                "so it cannot be used by an added one",
-                param="api_key_env",
-            )
-        return self._parts.environ.get(variable)
 
     async def patch_backend(
         self,

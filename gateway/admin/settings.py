@@ -29,6 +29,9 @@ class AdminSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Hosts that a backend added through the API may have: `loopback`, `private`, `cluster` (names that
     only a local resolver knows), CIDRs, or name patterns such as `*.gpu.example.com`. Metadata and
     link-local addresses never, and no backend is dialled at one. Else the configuration file may name any."""
+    key_hosts: dict[str, tuple[str, ...]] = {}
+    """Where an added backend may take a key to: variable → hosts, as in `allow_backend_hosts`. Without it
+    a key goes only to hosts that `backends` uses it for."""
     journal_sessions: int = 5000
     """Sessions whose last turns and moves are kept in memory, for those who ask why; 0: none."""
 
@@ -38,4 +41,7 @@ class AdminSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if not 0 <= self.journal_sessions <= 1_000_000:
             raise ValueError(f"journal_sessions must be 0..1000000, got {self.journal_sessions}")
         for pattern in self.allow_backend_hosts:
-            check_pattern(pattern)
+            check_pattern("allow_backend_hosts", pattern)
+        for variable, patterns in self.key_hosts.items():
+            for pattern in patterns:
+                check_pattern(f"key_hosts.{variable}", pattern)

@@ -85,7 +85,7 @@ async def test_metadata_addresses_are_refused_however_spelt(url: str) -> None:
 )
 async def test_patterns_allow_more(pattern: str, url: str) -> None:
     """A CIDR, a pattern of names, a pattern of socket paths."""
-    check_pattern(pattern)
+    check_pattern("allow_backend_hosts", pattern)
     with pytest.raises(BadRequest):
         await require_allowed(url, ())
     await require_allowed(url, (pattern,))
