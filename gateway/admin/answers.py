@@ -325,12 +325,23 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
 
 
+class MissingPin(msgspec.Struct, frozen=True, kw_only=True):
+    """A pin of the whole fleet that one backend does not have, and how often it was offered in vain."""
+
+    name: str
+    owner: str
+    num_tries: int
+    is_given_up: bool
+    problem: str | None
+
+
 class BackendPins(msgspec.Struct, frozen=True, kw_only=True):
-    """The pins of one backend, or why they cannot be told."""
+    """The pins of one backend and those it is still to get, or why they cannot be told."""
 
     backend: str
     engine: str
     pins: list[Pin]
+    missing: list[MissingPin]
     budget_tokens: int | None
     problem: str | None
 

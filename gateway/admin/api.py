@@ -34,11 +34,12 @@ class AdminApi:
     def __init__(self, parts: AdminParts, *, tokens: Tokens) -> None:
         self._parts = parts
         self._guard = Guard(tokens, allowed_hosts=parts.config().admin.allowed_hosts)
+        self._pins = PinOperations(parts)
         self.operations: list[Operation] = [
             *FleetOperations(parts).operations(),
             *SessionOperations(parts).operations(),
             *DecisionOperations(parts).operations(),
-            *PinOperations(parts).operations(),
+            *self._pins.operations(),
             *ProcessOperations(parts).operations(),
         ]
 
@@ -47,6 +48,7 @@ class AdminApi:
             middlewares=[make_problem_middleware()],
             client_max_size=self._parts.config().downstream.max_body_bytes,
         )
+        app.cleanup_ctx.append(self._pins.keep_standing)
         app.router.add_get("/livez", self._live)
         app.router.add_get("/metrics", self._render_metrics)
         app.router.add_get("/admin/openapi.json", self._openapi)

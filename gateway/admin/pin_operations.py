@@ -1,46 +1,30 @@
 """The operations on pins: shared prefixes that engines keep resident.
 
-The engine owns its pins; the gateway passes orders on and keeps none. It holds no prompt text, so whoever
-pins names the prefix. Only our own worker has pins (`/v1/kv/pins`); an order to another engine is refused
-with that engine's name, never silently dropped. Pinning the same name again replaces nothing and pins
-nothing twice: an existing pin of that name on a backend is returned as it is.
+The engine owns its pins (`engine_pins`); whoever pins names the prefix, since the gateway keeps no prompt of
+a request. An order for all backends also stands for those to come (`standing_pins`). An order to an engine
+without pins is refused with that engine's name, never silently dropped. Pinning the same name again replaces
+nothing and pins nothing twice: an existing pin of that name on a backend is returned as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
+from aiohttp import web
 
-from gateway.admin.answers import BackendPins, Pin, PinList
+from gateway.admin.answers import BackendPins, PinList
+from gateway.admin.engine_pins import ENGINES_WITH_PINS, EnginePins, PinTable
 from gateway.admin.operations import Operation, Reply
 from gateway.admin.orders import PinName, PinOrder
 from gateway.admin.parts import AdminParts
-from gateway.errors import BadRequest, Conflict, NotFound, UpstreamError, UpstreamUnavailable
+from gateway.admin.standing_pins import StandingPins, key_of
+from gateway.errors import BadRequest, Conflict, NotFound, UpstreamError
 from gateway.values import Backend, BackendId
 
-ENGINES_WITH_PINS = frozenset(("torch",))
-ASK_TIMEOUT_S = 15.0
-MAX_ANSWER_BYTES = 4 * 1024 * 1024
-_PINS = "/v1/kv/pins"
-_PIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # it becomes part of a path
-
-
-class _PinTable(msgspec.Struct):
-    pins: list[Pin] = []
-    budget_blocks: int = 0
-    block_size: int = 0
-
-
-class _EngineError(msgspec.Struct):
-    message: str = ""
-
-
-class _EngineProblem(msgspec.Struct):
-    error: _EngineError = msgspec.field(default_factory=_EngineError)
+Found = TypeVar("Found")
 
 
 class PinOperations:
@@ -48,6 +32,8 @@ class PinOperations:
 
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
+        self._engines = EnginePins(parts.pools)
+        self._standing = StandingPins(parts.fleet, self._engines, self._encode, clock=parts.clock)
 
     def operations(self) -> list[Operation]:
         return [
@@ -77,6 +63,13 @@ class PinOperations:
             ),
         ]
 
+    async def keep_standing(self, _application: web.Application) -> AsyncIterator[None]:
+        """Repeat standing orders to backends that come later, while the admin listener is open."""
+        task = asyncio.ensure_future(self._standing.running())
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
     async def list_pins(self) -> PinList:
         backends = list(self._parts.fleet.view.backends.values())
         return PinList(backends=list(await asyncio.gather(*(self._show(one) for one in backends))))
@@ -85,14 +78,21 @@ class PinOperations:
         if sum(one is not None for one in (body.messages, body.prompt, body.tokens)) != 1:
             raise BadRequest("name the prefix by exactly one of messages, prompt and tokens")
         targets = self._targets(body.backends)
-        request = msgspec.json.encode(self._engine_order(body))
+        request = self._encode(body)
+        is_for_all = body.backends is None
+        if is_for_all:
+            self._standing.check(body)
         added = await _all_or_error(self._pin(one, body, request) for one in targets)
+        if is_for_all:
+            self._standing.keep(body)
         rows = list(await asyncio.gather(*(self._show(one) for one in targets)))
         return Reply(value=PinList(backends=rows), status=201 if any(added) else 200)
 
-    def _engine_order(self, order: PinOrder) -> dict[str, Any]:
+    def _encode(self, order: PinOrder) -> bytes:
         """The order as the engine takes it. Raises BadRequest for a tenant that there is not."""
-        fields = {name: value for name, value in msgspec.structs.asdict(order).items() if value is not None}
+        fields: dict[str, Any] = {
+            name: value for name, value in msgspec.structs.asdict(order).items() if value is not None
+        }
         fields.pop("backends", None)
         tenant_name = fields.pop("tenant", None)
         if tenant_name is not None:
@@ -107,7 +107,7 @@ class PinOperations:
                 "engines' caches are kept apart by tenant: name the tenant whose prefix this is",
                 param="tenant",
             )
-        return fields
+        return msgspec.json.encode(fields)
 
     async def remove_pin(self, *, name: PinName) -> PinList:
         backends = [
@@ -115,8 +115,10 @@ class PinOperations:
             for one in self._parts.fleet.view.backends.values()
             if one.engine in ENGINES_WITH_PINS and one.state.is_routable
         ]
-        removed = await _all_or_error(self._unpin(one, name) for one in backends)
-        if not any(removed):
+        has_stood = self._standing.forget_named(name)
+        removed = await _all_or_error(self._engines.remove(one.backend_id, name) for one in backends)
+        self._standing.forget((pin.name, pin.owner) for pins in removed for pin in pins)  # it was named by id
+        if not any(removed) and not has_stood:
             raise NotFound("no backend has a pin of this name")
         return PinList(backends=list(await asyncio.gather(*(self._show(one) for one in backends))))
 
@@ -145,82 +147,39 @@ class PinOperations:
 
     async def _show(self, backend: Backend) -> BackendPins:
         """What one backend says of its pins; trouble is told in the row, and hides no other backend."""
-        table, trouble = _PinTable(), None
-        if backend.engine not in ENGINES_WITH_PINS:
+        table, trouble = PinTable(), None
+        has_pins = backend.engine in ENGINES_WITH_PINS
+        if not has_pins:
             trouble = f"{backend.engine} has no pins"
         else:
             try:
-                table = await self._table(backend)
+                table = await self._engines.table(backend.backend_id)
             except UpstreamError as error:
                 trouble = error.message
         return BackendPins(
             backend=backend.backend_id,
             engine=backend.engine,
             pins=table.pins,
+            missing=self._standing.missing_on(backend, table.pins) if has_pins else [],
             budget_tokens=table.budget_blocks * table.block_size if trouble is None else None,
             problem=trouble,
         )
 
     async def _pin(self, backend: Backend, order: PinOrder, request: bytes) -> bool:
         """Whether a pin was added: not if this tenant had one of this name."""
-        wanted = (order.name, order.tenant or "")
-        if any((pin.name, pin.owner) == wanted for pin in (await self._table(backend)).pins):
+        pins = (await self._engines.table(backend.backend_id)).pins
+        if any((pin.name, pin.owner) == key_of(order) for pin in pins):
             return False
-        await self._ask(backend, "POST", _PINS, request)
+        await self._engines.add(backend.backend_id, request)
         return True
 
-    async def _unpin(self, backend: Backend, name: str) -> bool:
-        """Whether there was such a pin."""
-        found = [pin for pin in (await self._table(backend)).pins if name in (pin.name, pin.id)]
-        for pin in found:
-            if not _PIN_ID.match(pin.id):
-                raise UpstreamUnavailable(
-                    f"backend {backend.backend_id} names a pin in a way that is not ours"
-                )
-            await self._ask(backend, "DELETE", f"{_PINS}/{pin.id}")
-        return bool(found)
 
-    async def _table(self, backend: Backend) -> _PinTable:
-        try:
-            return msgspec.json.decode(await self._ask(backend, "GET", _PINS), type=_PinTable)
-        except msgspec.DecodeError as error:
-            raise UpstreamUnavailable(f"backend {backend.backend_id} answered no list of pins") from error
-
-    async def _ask(self, backend: Backend, method: str, path: str, body: bytes | None = None) -> bytes:
-        """One bounded request. Raises UpstreamError, or Conflict with the engine's own words."""
-        name, pools = backend.backend_id, self._parts.pools
-        head = pools.own_request_head(name, method, path, None if body is None else len(body))
-        try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                exchange = await pools.get(name).open(head, body or b"", method=method)
-                try:
-                    answer = await exchange.read(MAX_ANSWER_BYTES)
-                finally:
-                    exchange.abort()
-        except TimeoutError as error:
-            raise UpstreamUnavailable(
-                f"backend {name} did not answer within {ASK_TIMEOUT_S:.0f} s"
-            ) from error
-        if exchange.status == 404 and method == "DELETE":
-            return answer  # gone by itself meanwhile: what was wanted
-        if exchange.status >= 500:
-            raise UpstreamUnavailable(f"backend {name} answered {exchange.status}")
-        if exchange.status >= 300:
-            raise Conflict(f"backend {name} refused: {_words(answer)} ({exchange.status})")
-        return answer
-
-
-def _words(answer: bytes) -> str:
-    try:
-        return msgspec.json.decode(answer, type=_EngineProblem).error.message[:300] or "without a reason"
-    except msgspec.DecodeError:
-        return "without a reason"
-
-
-async def _all_or_error(jobs: Iterable[Awaitable[bool]]) -> list[bool]:
+async def _all_or_error(jobs: Iterable[Awaitable[Found]]) -> list[Found]:
     """Wait for all, so that none is left half done; then raise the first error, if any."""
     results = await asyncio.gather(*jobs, return_exceptions=True)
+    found: list[Found] = []
     for result in results:
         if isinstance(result, BaseException):
             raise result
-    return [result for result in results if result is True or result is False]
+        found.append(result)
+    return found

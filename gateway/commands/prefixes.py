@@ -56,6 +56,10 @@ def pin_table(backends: list[dict[str, Any]]) -> Table:
             cells = [one["backend"], pin["name"] or pin["id"], pin["state"]]
             tokens = [count(pin["pinned_tokens"]), count(pin["num_tokens"])]
             add_row(found, [*cells, *tokens, pin["priority"]])
-        if not one["pins"]:
+        for pin in one["missing"]:
+            state = "given up" if pin["is_given_up"] else "to come"
+            told = f"{state}: {pin['problem']}" if pin["problem"] else state
+            add_row(found, [one["backend"], pin["name"], told, None, None, None])
+        if not one["pins"] and not one["missing"]:
             add_row(found, [one["backend"], None, one["problem"] or "no pins", None, None, None])
     return found

@@ -57,6 +57,25 @@ async def test_a_pin_is_kept_once_and_let_go(url: str) -> None:
         assert (await world.admin.delete(f"{V1}/pins/support")).status_code == 404
 
 
+async def test_a_worker_that_joins_later_gets_the_fleets_pins(url: str, checkpoint: Path) -> None:
+    """A real engine computes the pin that was ordered before it came, and serves from it."""
+    async with (
+        running_worker(checkpoint, num_kv_blocks=128) as joiner,
+        GatewayWorld(0, backends=[{"id": "w", "url": url, "engine": "torch"}]) as world,
+    ):
+        assert (await world.admin.post(f"{V1}/pins", json=ORDER)).status_code == 201
+        spec = {"id": "later", "url": str(joiner.client.make_url("/")), "engine": "torch"}
+        assert (await world.admin.post(f"{V1}/backends", json=spec)).status_code == 201
+        async with asyncio.timeout(20):
+            while True:
+                rows = (await world.admin.get(f"{V1}/pins")).json()["backends"]
+                (row,) = [one for one in rows if one["backend"] == "later"]
+                if [pin["state"] for pin in row["pins"]] == ["pinned"]:
+                    break
+                await asyncio.sleep(0.05)
+        assert row["missing"] == []
+
+
 async def test_a_salted_pin_serves_its_tenant_only(url: str) -> None:
     """Where caches are kept apart, the order must name the tenant; the salt itself is never shown."""
     async with GatewayWorld(
