@@ -95,7 +95,9 @@ class BodyHelper:
     async def run(self, executor: ProcessPoolExecutor, job: Callable[[], RequestFacts]) -> RequestFacts:
         """Run `job` there. Raises what it raises; Overloaded when the process has died meanwhile."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(executor, job)
+            facts = asyncio.get_running_loop().run_in_executor(executor, job)
+            executor.submit(os.getpid)  # its queue keeps the last thing sent: let that not be the body
+            return await facts
         except BrokenProcessPool as error:
             if self._executor is executor:
                 self._executor = None  # the next body starts a new one

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import uvloop
 
+from gateway.allocator import return_large_blocks
 from gateway.app import Gateway
 from gateway.config import Config
 from gateway.file_watch import FileWatch
@@ -47,6 +48,7 @@ class Launch:
 
 def serve(config: Config, launch: Launch) -> int:
     """Run one gateway until SIGTERM or SIGINT. A second signal ends it at once. Raises OSError."""
+    return_large_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Process(config, launch).run())
 

@@ -10,6 +10,7 @@ import multiprocessing.spawn
 import os
 import signal
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,20 @@ async def test_only_what_takes_long_starts_the_process(
     body = b'{"model":"m","messages":[]%b}' % (b" " * padding)
     await reader.read(api, [], body, _options(content_encoding))
     assert bool(multiprocessing.active_children()) is is_large
+
+
+async def test_no_part_of_a_body_stays_when_it_has_been_read(reader: FactsReader) -> None:
+    """Neither the body nor the copy that went to the other process is held until the next one comes."""
+    await reader.read(Api.CHAT, [], _body(), _options())  # starts the process
+    body_bytes = 8_000_000
+    tracemalloc.start()
+    try:
+        await reader.read(Api.CHAT, [], _body(text="x" * body_bytes), _options())
+        async with asyncio.timeout(30):
+            while tracemalloc.get_traced_memory()[0] > body_bytes // 2:
+                await asyncio.sleep(0.01)
+    finally:
+        tracemalloc.stop()
 
 
 async def test_a_large_body_is_routed_and_forwarded_as_received() -> None:
