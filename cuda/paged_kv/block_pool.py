@@ -124,6 +124,12 @@ class BlockPool:
         self._ref_cnt[block_id] -= 1
         self._park_if_idle(block_id, keep_content=keep_content)
 
+    def touch(self, block_id: BlockId) -> None:
+        """Make a cached block the most recent one; a block in another state stays as it is."""
+        if block_id in self._cached:
+            del self._cached[block_id]
+            self._cached[block_id] = None
+
     def discard(self, block_id: BlockId) -> None:
         """Turn a cached block into a free one: its content was invalidated."""
         assert block_id in self._cached, f"block {block_id} is not cached"

@@ -9,6 +9,11 @@ back and the table points to the first: no twins, and a cached block's parent is
 every sequence that holds the child. Blocks are released deepest first, so that eviction eats prefixes from
 their tail.
 
+Where every layer has a sliding window, a running sequence lets go of the blocks behind it: nobody reads them
+for this sequence again, so they are cached like those of a sequence that ended. If one of them is evicted
+while the sequence still holds what follows, that lost its way in: all that continues an evicted block is
+forgotten with it, and a held block that was forgotten is an unnamed one of its sequence.
+
 Named blocks are never written again. Where a prompt parts from a cached block inside it, the shared head may
 be copied on write: the sequence gets its own block with a copy, and computes from the first own token on.
 
@@ -44,12 +49,14 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         min_partial_tokens: int = 1,
         copy_block: Callable[[BlockId, BlockId], None] | None = None,
+        reach_tokens: int | None = None,
     ) -> None:
         """Manage an unused pool.
 
         Args:
             min_partial_tokens: shared tokens from which copying the head of a block pays.
             copy_block: copies the KV of one block (source, destination); None: only whole blocks are reused.
+            reach_tokens: how many tokens, itself included, the farthest-looking layer sees; None: all.
         """
         assert min_partial_tokens >= 1
         self.pool = pool
@@ -61,6 +68,7 @@ class BlockManager:
         self._enable_prefix_caching = enable_prefix_caching
         self._min_partial_tokens = min_partial_tokens
         self._copy_block = copy_block
+        self._reach_tokens = reach_tokens
         self.block_bytes = block_size * TOKEN_BYTES
         # Names that an admitted sequence will compute soon, with the number of sequences that will.
         self._awaited: dict[BlockHash, int] = {}
@@ -174,36 +182,76 @@ class BlockManager:
         return True
 
     def commit(self, sequence: Sequence) -> list[CachedBlock]:
-        """Name every block whose tokens are all computed; returns the entries that are new to the cache."""
-        num_full = sequence.num_computed_tokens // self.block_size
-        if not self._enable_prefix_caching or sequence.is_private:
-            return []
-        self._extend_hashes(sequence)
+        """Name every block whose tokens are all computed; returns the entries that are new to the cache.
+
+        Changes: lets go of the blocks that no layer will look at again.
+        """
         stored: list[CachedBlock] = []
-        for index in range(sequence.num_committed_blocks, num_full):
-            entry = self._entry_of(sequence, index)
-            serving = self.prefix_cache.insert(entry)
-            if serving is None:
-                # The name is taken by other tokens: nothing behind it may be indexed either.
-                sequence.is_private = True
-                break
-            if serving == entry.block_id:
-                stored.append(entry)
-            else:
-                self.pool.acquire(serving)
-                self.pool.release(entry.block_id, keep_content=False)
-                sequence.block_table[index] = serving
-        self._stop_awaiting(sequence, len(sequence.block_hashes) if sequence.is_private else num_full)
+        num_full = sequence.num_computed_tokens // self.block_size
+        if self._enable_prefix_caching and not sequence.is_private:
+            self._extend_hashes(sequence)
+            for index in range(sequence.num_committed_blocks, num_full):
+                if not self._name(sequence, index, stored):
+                    sequence.is_private = True
+                    break
+            self._stop_awaiting(sequence, len(sequence.block_hashes) if sequence.is_private else num_full)
         sequence.num_committed_blocks = max(num_full, sequence.num_committed_blocks)
+        self._release_passed(sequence)
         return stored
+
+    def _name(self, sequence: Sequence, index: int, stored: list[CachedBlock]) -> bool:
+        """Enter one full block into the cache, or use its twin there; False where it can have no name.
+
+        Changes: appends to `stored` what is new to the cache.
+        """
+        if index and self.prefix_cache.entry_of(sequence.block_table[index - 1]) is None:
+            return False  # its parent was forgotten: nobody could find it
+        entry = self._entry_of(sequence, index)
+        serving = self.prefix_cache.insert(entry)
+        if serving is None:
+            return False  # the name is taken by other tokens: nothing behind it may be indexed either
+        if serving == entry.block_id:
+            stored.append(entry)
+        else:
+            self.pool.acquire(serving)
+            self.pool.release(entry.block_id, keep_content=False)
+            sequence.block_table[index] = serving
+        return True
+
+    def _release_passed(self, sequence: Sequence) -> None:
+        """Give back the blocks behind the window of the next token, but for the last full one.
+
+        That one is kept, however short the window, because the next block's name depends on it.
+        """
+        if self._reach_tokens is None:
+            return
+        num_computed = sequence.num_computed_tokens
+        num_passed = (num_computed + 1 - self._reach_tokens) // self.block_size
+        num_passed = min(num_passed, num_computed // self.block_size - 1)
+        if num_passed > sequence.num_released_blocks:
+            self._release(sequence, sequence.num_released_blocks, num_passed)
+            sequence.num_released_blocks = num_passed
+
+    def _release(self, sequence: Sequence, start: int, end: int) -> None:
+        """Give back blocks of the table, deepest first; what precedes them, if idle, is to be evicted later.
+
+        O(blocks before `end`) where a window has released some before, else O(end - start).
+        """
+        released = sequence.block_table[start:end]
+        if not released:
+            return
+        entry = self.prefix_cache.entry_of(released[0])
+        for block_id in reversed(released):
+            self.pool.release(block_id, keep_content=self.prefix_cache.entry_of(block_id) is not None)
+        while entry is not None and (entry := self.prefix_cache.parent_of(entry)) is not None:
+            self.pool.touch(entry.block_id)
 
     def free(self, sequence: Sequence) -> None:
         """Give all blocks back; named ones stay cached, deepest first in line for eviction."""
         self._stop_awaiting(sequence, len(sequence.block_hashes))
-        for block_id in reversed(sequence.block_table):
-            keep = self.prefix_cache.entry_of(block_id) is not None
-            self.pool.release(block_id, keep_content=keep)
+        self._release(sequence, sequence.num_released_blocks, len(sequence.block_table))
         sequence.block_table = []
+        sequence.num_released_blocks = 0
         sequence.num_computed_tokens = 0
         sequence.num_committed_blocks = 0
         sequence.is_private = False
@@ -212,7 +260,7 @@ class BlockManager:
     def clear_cache(self) -> int:
         """Forget every cached block nobody holds. Returns their number; held blocks stay named."""
         victims = self.pool.cached_in_eviction_order()
-        for block_id in victims:
+        for block_id in victims:  # children come before their parents, so each is still there
             self._forget(block_id)
             self.pool.discard(block_id)
         return len(victims)
@@ -223,9 +271,17 @@ class BlockManager:
         return block_id
 
     def _forget(self, block_id: BlockId) -> None:
-        entry = self.prefix_cache.remove(block_id)
-        if entry is not None:
+        """Forget a block, and with it what continues it: only a sequence's window leaves such orphans."""
+        forgotten = [self.prefix_cache.entry_of(block_id)]
+        while forgotten:
+            entry = forgotten.pop()
+            if entry is None:
+                continue
+            forgotten.extend(self.prefix_cache.children_of(entry.block_hash))
+            self.prefix_cache.remove(entry.block_id)
             self.eviction_log.record(entry)
+            if entry.block_id != block_id and self.pool.is_cached(entry.block_id):
+                self.pool.discard(entry.block_id)
 
     def _stop_awaiting(self, sequence: Sequence, end: int) -> None:
         """Withdraw the announcement of blocks from the first uncommitted one up to `end`."""
@@ -262,14 +318,17 @@ class BlockManager:
 
     def verify(self, sequences: list[Sequence], pinned: Iterable[BlockId] = ()) -> None:
         """Assert that pool, cache and block tables agree. O(blocks); for tests and idle moments."""
-        self.pool.verify([block_id for item in sequences for block_id in item.block_table], pinned)
+        self.pool.verify([block_id for item in sequences for block_id in item.held_blocks], pinned)
         self.prefix_cache.verify()
         order = {block_id: i for i, block_id in enumerate(self.pool.cached_in_eviction_order())}
         for entry in self.prefix_cache:
             parent = self.prefix_cache.parent_of(entry)
             idle_since = order.get(entry.block_id)
-            if parent is not None and parent.block_id in order:
-                assert idle_since is not None, "a held block's parent is idle"
+            if parent is None or parent.block_id not in order:
+                continue
+            if idle_since is None:
+                assert self._reach_tokens is not None, "a held block's parent is idle"
+            else:
                 assert idle_since < order[parent.block_id], "a parent would be evicted before its child"
         for block_id in order:
             assert self.prefix_cache.entry_of(block_id) is not None, f"block {block_id} cached, not indexed"

@@ -99,6 +99,7 @@ class LLMEngine:
             enable_prefix_caching=self.config.enable_prefix_caching,
             min_partial_tokens=max(self.config.min_partial_tokens, 1),
             copy_block=parts.storage.copy_block if self.config.min_partial_tokens else None,
+            reach_tokens=loaded.config.reach_tokens,
         )
         self._guard = parts.guard
         self.tiers = KVTiers(
@@ -220,7 +221,9 @@ class LLMEngine:
         elif self.tiers.loads.is_loading:
             self.tiers.loads.wait()
         self.tiers.stores.store(computed)
-        self._take_note(loaded + computed)
+        # What was loaded may have been taken again while the step was planned: it is no news then.
+        kept = [entry for entry in loaded if self.blocks.prefix_cache.entry_of(entry.block_id) is entry]
+        self._take_note(kept + computed)
         return [output for output in outputs if output is not None]
 
     def tick(self) -> None:

@@ -86,6 +86,11 @@ class ModelConfig:
         """Return the sliding window of one layer in tokens, or None where it sees everything."""
         return None if layer in self.full_attention_layers else self.sliding_window
 
+    @property
+    def reach_tokens(self) -> int | None:
+        """How many tokens, itself included, the farthest-looking layer sees; None: all of them."""
+        return None if self.full_attention_layers else self.sliding_window
+
     @classmethod
     def from_hf_config(cls, raw: JsonObject) -> ModelConfig:
         """Read a parsed `config.json`.

@@ -79,6 +79,7 @@ class Sequence:
     num_loaded_tokens: dict[str, int] = field(default_factory=dict)  # of these, by tier below the device
     load: TierLoad | None = None  # set: blocks are on their way from a tier, nothing is computed until then
     block_table: list[BlockId] = field(default_factory=list)
+    num_released_blocks: int = 0  # leading entries of block_table that lie behind a sliding window
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks of token_ids
     num_committed_blocks: int = 0  # leading blocks already offered to the prefix cache
     num_awaited_blocks: int = 0  # block_hashes up to here were announced as about to be computed
@@ -90,6 +91,10 @@ class Sequence:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def held_blocks(self) -> list[BlockId]:
+        return self.block_table[self.num_released_blocks :]
 
     @property
     def num_tokens(self) -> int:

@@ -164,6 +164,13 @@ class PoolAgainstModel(RuleBasedStateMachine):
         if self.idle(block_id):
             self.cached.append(block_id)
 
+    @rule(index=st.integers(0, 4))
+    def touch(self, index: int) -> None:
+        self.pool.touch(BlockId(index))
+        if index in self.cached:
+            self.hit(BlockId(index))
+            self.cached.append(BlockId(index))
+
     @invariant()
     def agrees(self) -> None:
         self.pool.verify(self.held, self.pinned)
