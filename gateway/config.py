@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from gateway.admin.settings import AdminSettings
+from gateway.config_mistakes import explain
 from gateway.downstream.settings import DownstreamSettings
 from gateway.downstream.tls import ListenerTls
 from gateway.file_watch import ReloadSettings
@@ -213,7 +214,7 @@ def parse_config(data: Any) -> Config:
     try:
         return msgspec.convert(data, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error))) from error
+        raise ConfigError(explain(Config, str(error))) from error
 
 
 def key_secret(environ: Mapping[str, str] = os.environ) -> bytes:
@@ -238,13 +239,6 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _explain(message: str) -> str:
-    """`Object contains unknown field `x` - at `$.routing`` → `routing: unknown key `x``."""
-    text, _, path = message.partition(" - at `$")
-    path = path.rstrip("`").lstrip(".") or "top level"
-    text = text.replace("Object contains unknown field", "unknown key")
-    return f"{path}: {text}"
-
-
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    """PyYAML's text without the name that it gives to what is no file to it."""
+    return " ".join(str(error).replace(' in "<unicode string>",', " at").split())

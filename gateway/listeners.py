@@ -12,15 +12,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 BACKLOG = 2048
 LAST_HANDSHAKE_TIMEOUT_S = 2.0
 
+_ADVICE = {
+    errno.EADDRINUSE: "Stop what listens there, or choose another port",
+    errno.EADDRNOTAVAIL: "No interface of this machine has this address: choose another host",
+    errno.EACCES: "This needs a right that the process lacks: choose another place, a port above 1023",
+    errno.ENOENT: "Its folder does not exist: make it, or choose another place",
+}
+
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
+
+
+class CannotListen(OSError):
+    """Which place could not be had, why, and what to do."""
+
+
+@contextlib.contextmanager
+def explained(option: str, place: str) -> Iterator[None]:
+    """Raise CannotListen, naming the place and the option that chose it, for any OSError within."""
+    try:
+        yield
+    except OSError as error:
+        advice = "Choose another host" if isinstance(error, socket.gaierror) else "Choose another place"
+        advice = _ADVICE.get(error.errno or 0, advice)
+        reason = error.strerror or str(error)
+        raise CannotListen(f"cannot listen on {place}: {reason}. {advice} in `{option}`.") from error
 
 
 class Listener:

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from gateway.commands.exits import CommandError
+from gateway.commands.parser import CommandParser
 
 COMMANDS = {
     "up": "start a gateway and workers on this machine, supervised",
@@ -55,8 +56,11 @@ def make_parser(*, wanted: str | None) -> argparse.ArgumentParser:
 
     Only the wanted command is imported: `homing status` needs no server.
     """
-    parser = argparse.ArgumentParser(
-        prog="homing", description="Session-affinity gateway for LLM fleets: every turn of a chat goes home."
+    parser = CommandParser(
+        prog="homing",
+        description="Session-affinity gateway for LLM fleets: every turn of a chat goes home.",
+        epilog="homing COMMAND --help tells more. Exit status: 0 well, 1 the answer is no, 2 asked wrongly, "
+        "3 nobody answers.",
     )
     parser.add_argument(
         "--version", action="version", version=f"homing {importlib.metadata.version('homing')}"

@@ -18,7 +18,7 @@ from aiohttp import web
 from gateway.config import Config, ConfigError
 from gateway.downstream.server import ClientServer
 from gateway.downstream.tls import ListenerTls, make_server_context
-from gateway.listeners import Listener, open_tcp_sockets, open_unix_socket
+from gateway.listeners import Listener, explained, open_tcp_sockets, open_unix_socket
 
 CLEANUP_TIMEOUT_S = 1.0
 """How long connections may take to close when every request has ended."""
@@ -50,6 +50,10 @@ def _context_of(path: str, settings: ListenerTls | None) -> ssl.SSLContext | Non
         raise ConfigError(f"{path}: {error}") from error
 
 
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Serving:
     """Opens, re-keys and closes the listeners."""
 
@@ -67,27 +71,30 @@ class Serving:
         return self._data is not None
 
     async def open_data(self, server: ClientServer, config: Config, contexts: Contexts) -> int:
-        """Listen for clients; return the port, 0 on a Unix socket. Raises OSError."""
+        """Listen for clients; return the port, 0 on a Unix socket. Raises CannotListen."""
         self._server = server
         place, own_path = config.listen, None
         if "data" in self._handed_over:
             sockets = [self._handed_over.pop("data")]
         elif place.unix_path is not None:
             own_path = Path(place.unix_path)
-            sockets = [open_unix_socket(own_path)]
+            with explained("listen.unix_path", place.unix_path):
+                sockets = [open_unix_socket(own_path)]
         else:
-            sockets = await open_tcp_sockets(place.host, place.port, reuse_port=config.workers > 1)
+            with explained("listen", _place(place.host, place.port)):
+                sockets = await open_tcp_sockets(place.host, place.port, reuse_port=config.workers > 1)
         runner = web.ServerRunner(server, shutdown_timeout=CLEANUP_TIMEOUT_S)
         self._data = await self._serve(runner, sockets, contexts.data, own_path)
         return self._data.port
 
     async def open_admin(self, application: web.Application, config: Config, contexts: Contexts) -> int:
-        """Listen for operators; return the port. Raises OSError."""
+        """Listen for operators; return the port. Raises CannotListen."""
         place = config.admin
         if "admin" in self._handed_over:
             sockets = [self._handed_over.pop("admin")]
         else:
-            sockets = await open_tcp_sockets(place.host, place.port, reuse_port=False)
+            with explained("admin", _place(place.host, place.port)):
+                sockets = await open_tcp_sockets(place.host, place.port, reuse_port=False)
         runner = web.AppRunner(
             application,
             access_log=None,

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     defaults = EngineConfig()
     parser = argparse.ArgumentParser(
-        prog="python -m engine_adapter.server",
+        prog="homing worker",
         description="OpenAI-compatible worker: one model, prefix reuse, continuous batching.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

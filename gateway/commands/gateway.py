@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import resource
 import signal
@@ -20,11 +21,13 @@ from gateway.commands.workers import for_worker, run_workers
 from gateway.config import Config, ConfigError, load_config, parse_config
 from gateway.lifecycle import Launch, serve
 from gateway.line_writer import LineWriter
-from gateway.logs import configure_logging, lost_line
+from gateway.listeners import CannotListen
+from gateway.logs import configure_logging, log_event, lost_line
 from gateway.service_manager import inherited_sockets
 from gateway.siblings import Siblings
 
 _PR_SET_PDEATHSIG = 1
+_NO_BACKENDS = "name some with --backend URL, under `backends`, or with homing backends add"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +75,8 @@ def run(options: argparse.Namespace) -> int:
     raise_descriptor_limit()
     with LineWriter(tell_lost=lost_line) as lines:
         configure_logging(config.log.level, lines.put)
+        if options.worker is None and not config.backends and not config.fleet.discovery.has_sources:
+            log_event("no_backends", level=logging.WARNING, advice=_NO_BACKENDS)
         return _run(config, options, lines)
 
 
@@ -80,13 +85,8 @@ def _run(config: Config, options: argparse.Namespace, lines: LineWriter) -> int:
         if config.workers > 1 and options.worker is None:
             return asyncio.run(run_workers(config.workers))
         return _serve(config, options, lines)
-    except (ConfigError, ValueError) as error:
+    except (ConfigError, ValueError, CannotListen) as error:
         raise UsageError(str(error)) from error
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen: {error.strerror or error}. Stop what uses the port, or choose another in "
-            "listen.port and admin.port."
-        ) from error
 
 
 def _serve(config: Config, options: argparse.Namespace, lines: LineWriter) -> int:

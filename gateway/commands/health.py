@@ -35,7 +35,8 @@ def run(options: argparse.Namespace) -> int:
     except urllib.error.HTTPError as error:
         return _unhealthy(options.url, f"it answered {error.code}")
     except (OSError, http.client.HTTPException) as error:
-        return _unhealthy(options.url, str(error) or type(error).__name__)
+        cause = getattr(error, "reason", error)  # of an URLError
+        return _unhealthy(options.url, getattr(cause, "strerror", None) or str(cause) or type(cause).__name__)
     return 0
 
 

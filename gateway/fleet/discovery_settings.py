@@ -76,6 +76,10 @@ class DiscoverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     timeout_s: float = 5.0
     """Longest wait for one answer."""
 
+    @property
+    def has_sources(self) -> bool:
+        return bool(self.dns or self.files or self.kubernetes)
+
     def __post_init__(self) -> None:
         if min(self.interval_s, self.timeout_s) <= 0:
             raise ValueError("interval_s and timeout_s must be above 0")

@@ -60,6 +60,7 @@ class Prober:
         self._health, self._settings = health, settings
         self._on_report = on_report
         self._tasks: dict[BackendId, asyncio.Task[None]] = {}
+        self._num_vain: dict[BackendId, int] = {}  # probes of backends that have never answered yet
 
     def reconfigure(self, health: HealthSettings, settings: FleetSettings) -> None:
         """Probe at these intervals from the next round on."""
@@ -69,6 +70,7 @@ class Prober:
         """Start and stop tasks so that they match the view."""
         for backend_id in self._tasks.keys() - view.backends.keys():
             self._tasks.pop(backend_id).cancel()
+            self._num_vain.pop(backend_id, None)
         for backend_id in view.backends.keys() - self._tasks.keys():
             self._tasks[backend_id] = asyncio.ensure_future(self._watch(backend_id))
 
@@ -106,10 +108,10 @@ class Prober:
             status, body = await self._get(backend, dialect.health_path)
         except (UpstreamError, TimeoutError) as error:
             reason = error.code if isinstance(error, UpstreamError) else "probe_timeout"
-            self._fleet.observe_probe(backend.backend_id, Outcome.FAILURE, reason)
+            self._fail(backend, reason, str(error) or "no answer in time")
             return
         if status >= 500:
-            self._fleet.observe_probe(backend.backend_id, Outcome.FAILURE, f"probe_{status}")
+            self._fail(backend, f"probe_{status}", f"{dialect.health_path} answered {status}")
             return
         if dialect.metrics_path:
             await self._scrape(backend, dialect.metrics_path)
@@ -119,6 +121,22 @@ class Prober:
         elif is_joining or round_number % ROUNDS_PER_MODEL_LIST == 0:
             await self._list_models(backend)
         self._fleet.observe_probe(backend.backend_id, Outcome.SUCCESS, "probe")
+
+    def _fail(self, backend: Backend, reason: str, detail: str) -> None:
+        """Count a failure. A backend that has never answered changes no state: it is told here, once."""
+        self._fleet.observe_probe(backend.backend_id, Outcome.FAILURE, reason)
+        if backend.state is not BackendState.JOINING:
+            return
+        num_vain = self._num_vain[backend.backend_id] = self._num_vain.get(backend.backend_id, 0) + 1
+        if num_vain == self._health.unhealthy_after:
+            log_event(
+                "backend_unreachable",
+                level=logging.WARNING,
+                backend=backend.backend_id,
+                url=backend.base_url,
+                reason=detail[:200],
+                advice="it is asked again until it answers; is the engine started, and the url right?",
+            )
 
     async def _scrape(self, backend: Backend, path: str) -> None:
         """Read the engine's metrics; an engine without them is merely less well known."""

@@ -272,6 +272,6 @@ def _connect_reason(exc: OSError) -> str:
         return f"TLS certificate refused: {exc.verify_message}"
     if isinstance(exc, ssl.SSLError):
         return f"TLS failed: {exc.reason or exc}"
-    if exc.errno is not None:
+    if exc.errno is not None and exc.errno > 0:  # a resolver's are negative and its own
         return os.strerror(exc.errno)  # asyncio's own text hides the reason behind the address
     return str(exc)
