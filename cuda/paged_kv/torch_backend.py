@@ -8,7 +8,6 @@ the query's dtype and made once per step. Invariants: see `attention`.
 
 import numpy as np
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from paged_kv import reference
@@ -68,6 +67,9 @@ def attend_prefill(
     num_tokens, num_kv_tokens = query.shape[0], keys.shape[1]
     is_square = num_tokens == num_kv_tokens
     if mask is None and not is_square:
+        # Only a GPU comes here; the import brings torch's compiler: 2 s and 100 MB that a CPU shall not pay.
+        from torch.nn.attention.bias import causal_lower_right
+
         mask = causal_lower_right(num_tokens, num_kv_tokens)
     out: torch.Tensor = scaled_dot_product_attention(
         query.transpose(0, 1)[None],

@@ -17,6 +17,9 @@ COPY engine_adapter ./engine_adapter
 COPY cuda ./cuda
 RUN /opt/homing/bin/pip install --no-cache-dir --constraint constraints.txt \
     ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} ".[$VARIANT,grammar]"
+# The kernels for CPUs, compiled here because the image below has no compiler.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+    && /opt/homing/bin/python -m paged_kv.kernels.native /opt/homing/kernels engine_adapter/engine/cpu_kernels.c
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0
@@ -35,6 +38,7 @@ ENV PATH=/opt/homing/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOMING_CACHE=/var/lib/homing \
+    HOMING_NATIVE_KERNELS=/opt/homing/kernels \
     CUPY_CACHE_DIR=/var/lib/homing/cupy
 VOLUME /var/lib/homing
 USER 10001:10001

@@ -51,7 +51,7 @@ def build_parts(loaded: LoadedModel, config: EngineConfig, selftest_prompts: Pro
 
     Changes: empties `loaded.weights`.
     """
-    model = LlamaModel(loaded.config, loaded.weights)
+    model = LlamaModel(loaded.config, loaded.weights, dtype=loaded.dtype)
     _return_freed_memory()
     plain = plain_kv_dtype(model.dtype)
     layer_dtypes = [config.storage_dtype] * loaded.config.num_hidden_layers

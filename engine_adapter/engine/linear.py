@@ -1,22 +1,26 @@
 """Matrix products of the forward pass, with weights laid out for this processor.
 
 Decoding multiplies few rows by all weights, so it waits for memory: half as many bytes is twice the speed.
-Checkpoints are published in bf16 or fp16, and an fp32 copy of such a weight is, but for bits below 2**-25,
-an fp16 number again. FBGEMM multiplies fp32 rows by fp16 weights and sums in fp32, so where every weight
-survives the way to fp16 and back the product is the fp32 one, up to the order of its sums, at half the
-memory. Where it does not (weights trained or merged in fp32), and for bf16 rows, oneDNN multiplies by a
-weight that it has reordered once. torch reaches both through operators that may be missing, so each is tried
-once, compared with `F.linear`, and left alone where it fails or differs. The copy replaces the weight.
+Checkpoints are published in bf16 or fp16. Our own kernel multiplies fp32 rows by bf16 weights where they
+lie, in the mapped file, without a copy. Where it cannot (no compiler, several threads, fp16) FBGEMM may: an
+fp32 copy of such a weight is, but for bits below 2**-25, an fp16 number again. FBGEMM multiplies fp32 rows
+by fp16 weights and sums in fp32, so where every weight survives the way to fp16 and back the product is the
+fp32 one, up to the order of its sums, at half the memory. Where it does not (weights trained or merged in
+fp32), and for bf16 rows, oneDNN multiplies by a weight that it has reordered once. torch reaches both
+through operators that may be missing, so each is tried once, compared with `F.linear`, and left alone where
+it fails or differs. The copy replaces the weight.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch.nn import functional
+
+from engine_adapter.engine.cpu_kernels import CPUKernels, fits, kernels_for
 
 PACK_BATCH_HINT = 8  # rows that oneDNN optimises the layout for: between one decode and a small batch
 MAX_HALVING_ERROR = 2.0**-25  # half of fp16's smallest number
@@ -31,8 +35,26 @@ class Linear(Protocol):
 LinearMaker = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, allow_packed: bool = True) -> Linear:
-    """Return the fastest product by `weight` `(out_features, in_features)` that this machine has."""
+def make_linear(
+    parts: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    *,
+    dtype: torch.dtype | None = None,
+    allow_packed: bool = True,
+) -> Linear:
+    """Return the fastest product that this machine has by weights `(out_features, in_features)`.
+
+    Args:
+        parts: weights whose outputs lie side by side; as they are, or narrower than `dtype`.
+        bias: of all outputs together.
+        dtype: of the rows; None means that of the first part.
+        allow_packed: False: torch's plain product, for comparison.
+    """
+    dtype = dtype or parts[0].dtype
+    kernels = kernels_for(dtype, parts[0].device) if allow_packed else None
+    if kernels is not None and all(map(fits, parts)):
+        return _MappedLinear(kernels, parts, bias)
+    weight = torch.cat([part.to(dtype) for part in parts])  # a copy, one part or many
     if allow_packed and weight.device.type == "cpu":
         if is_halvable(weight) and product_works(_HalvedLinear, torch.float32):
             return _HalvedLinear(weight, bias)
@@ -55,6 +77,15 @@ class _PlainLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return functional.linear(rows, self._weight, self._bias)
+
+
+class _MappedLinear:
+    def __init__(self, kernels: CPUKernels, parts: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
+        self._kernels, self._parts, self._bias = kernels, tuple(parts), bias
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        product = self._kernels.linear(rows, self._parts)
+        return product if self._bias is None else product.add_(self._bias)
 
 
 class _PackedLinear:

@@ -1,8 +1,10 @@
 """Reading a checkpoint directory: Hugging Face layout in, named tensors out.
 
 Decides what counts as a complete checkpoint: every tensor that the architecture needs is present with its
-exact shape, or loading fails with one line that names it. Tensors are memory-mapped, and copied only where
-the dtype changes. The fingerprint covers every byte that may change what a token's keys and values are.
+exact shape, or loading fails with one line that names it. Tensors are memory-mapped, and stay so
+where the dtype asked for is wider: widening is exact, so it is left to whoever computes. A checkpoint must
+therefore not be overwritten in place while a worker runs; a new file beside it, renamed, is safe. The
+fingerprint covers every byte that may change what a token's keys and values are.
 It does not know where checkpoints come from (`model_store`) nor how they are run (`model`).
 """
 
@@ -30,11 +32,12 @@ class LoadedModel:
 
     config: ModelConfig
     weights: dict[str, torch.Tensor]
+    dtype: torch.dtype  # to compute in; weights may be narrower
     fingerprint: str  # hex; equal for equal config, weights, tokenizer, template and dtype
 
 
 def load_model(path: Path | str, dtype: torch.dtype) -> LoadedModel:
-    """Load a directory with `config.json` and `*.safetensors` (one file or sharded).
+    """Load a directory with `config.json` and `*.safetensors` (one file or sharded), to compute in `dtype`.
 
     Raises:
         ModelUnusable: files missing or broken, another architecture, tensors missing or misshapen.
@@ -43,7 +46,7 @@ def load_model(path: Path | str, dtype: torch.dtype) -> LoadedModel:
     config = read_config(directory)
     weights = _read_weights(directory, expected_shapes(config), dtype)
     fingerprint = fingerprint_directory(directory, dtype=str(dtype).removeprefix("torch."))
-    return LoadedModel(config=config, weights=weights, fingerprint=fingerprint)
+    return LoadedModel(config=config, weights=weights, dtype=dtype, fingerprint=fingerprint)
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -146,6 +149,11 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def is_wider(dtype: torch.dtype, stored: torch.dtype) -> bool:
+    """Whether every number of `stored` is one of `dtype` at twice the size. Changes nothing."""
+    return dtype is torch.float32 and stored in (torch.bfloat16, torch.float16)
+
+
 def _read_weights(
     directory: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
@@ -155,7 +163,7 @@ def _read_weights(
             raise ModelUnusable(
                 f"{directory}: tensor {name} has shape {tuple(tensor.shape)}, config.json says {shapes[name]}"
             )
-        weights[name] = tensor.to(dtype)
+        weights[name] = tensor if is_wider(dtype, tensor.dtype) else tensor.to(dtype)
     missing = sorted(shapes.keys() - weights.keys())
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

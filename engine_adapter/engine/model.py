@@ -4,7 +4,8 @@ All tokens of a step, prompts and decodes alike, are rows of one matrix; only at
 belongs to whom. Families differ by the presence of a tensor (biases, query and key norms) or by a number in
 `ModelConfig`, never by a class. Query, key and value projections are one product, gate and up another.
 
-Norms are computed in fp32 and rounded once, as the checkpoints' own code does. Logits are fp32.
+Norms are computed in fp32 and rounded once, as the checkpoints' own code does. Logits are fp32. On a CPU the
+weights may stay in their mapped file, and our kernels replace some of torch's operators (`cpu_kernels`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from engine_adapter.engine.cpu_kernels import CPUKernels, fits, kernels_for
 from engine_adapter.engine.linear import Linear, is_halvable, make_linear
 from engine_adapter.engine.model_config import ModelConfig
 from engine_adapter.engine.rope import RotaryEmbedding, rotate
@@ -21,29 +23,39 @@ from paged_kv.attention import AttentionBackend
 from paged_kv.batch import AttentionBatch
 
 Weights = dict[str, torch.Tensor]
+LANES = 8  # of our kernels: widths that are no multiple are left to torch
 
 
 class LlamaModel:
     """Weights of one checkpoint, ready to multiply."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, allow_packed: bool = True) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        dtype: torch.dtype | None = None,
+        allow_packed: bool = True,
+    ) -> None:
         """Take the weights over.
+
+        Args:
+            dtype: to compute in; None means that of the embedding.
 
         Changes: empties `weights` as it goes, so that a packed copy and its original rarely coexist.
         """
         self.config = config
-        # Copies, here and below: one tensor that still lies in a mapped file keeps all of the file resident.
-        embedding = weights.pop("model.embed_tokens.weight").clone()
-        self.dtype, self.device = embedding.dtype, embedding.device
-        self._embedding = embedding.half() if is_halvable(embedding) else embedding
+        embedding = weights.pop("model.embed_tokens.weight")
+        self.dtype, self.device = dtype or embedding.dtype, embedding.device
         self.rope = RotaryEmbedding(config, self.device)
+        self._ops = LayerOperators(self.dtype, self.device, allow_packed=allow_packed)
         self.layers = [
-            DecoderLayer(config, weights, index, allow_packed=allow_packed)
-            for index in range(config.num_hidden_layers)
+            DecoderLayer(config, weights, index, self._ops) for index in range(config.num_hidden_layers)
         ]
-        self.final_norm = weights.pop("model.norm.weight").clone()
-        head = embedding if config.tie_word_embeddings else weights.pop("lm_head.weight").clone()
-        self.head = make_linear(head, None, allow_packed=allow_packed)
+        self.final_norm = weights.pop("model.norm.weight").to(self.dtype, copy=True)
+        head = embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
+        self.head = make_linear([head], None, dtype=self.dtype, allow_packed=allow_packed)
+        self._embedding = self._ops.keep_table(embedding)
 
     def forward(
         self,
@@ -72,7 +84,7 @@ class LlamaModel:
             hidden = layer.forward(hidden, cos, sin, batch, attention[index], keep_rows)
         if logit_rows is None:
             return None
-        return self.head(rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
+        return self.head(self._ops.norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
 
 
 class LayerAttention:
@@ -89,28 +101,57 @@ class LayerAttention:
         return self._backend.attend(self._layer, query, key, value, batch)
 
 
+class LayerOperators:
+    """What a layer computes besides attention, by our kernels where they serve this dtype and place."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, allow_packed: bool) -> None:
+        self.dtype, self.allow_packed = dtype, allow_packed
+        self._kernels: CPUKernels | None = kernels_for(dtype, device) if allow_packed else None
+
+    def keep_table(self, table: torch.Tensor) -> torch.Tensor:
+        """Return what rows are looked up in: where the output head reads the mapped file, that file too."""
+        if self._kernels is not None and fits(table):
+            return table
+        # A copy: one tensor that still lies in a mapped file keeps all of the file resident.
+        return table.half() if is_halvable(table) else table.clone()
+
+    def norm(self, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return `rms_norm`."""
+        if self._kernels is not None and weight.numel() % LANES == 0:
+            return self._kernels.rms_norm(rows, weight, eps)
+        return rms_norm(rows, weight, eps)
+
+    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate) * up of rows that hold both."""
+        if self._kernels is not None and gate_up.shape[1] % (2 * LANES) == 0:
+            return self._kernels.gated(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+
 class DecoderLayer:
     """Attention and gated MLP, each behind a norm and added to the stream."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, index: int, *, allow_packed: bool) -> None:
-        self._config = config
+    def __init__(self, config: ModelConfig, weights: Weights, index: int, ops: LayerOperators) -> None:
+        self._config, self._ops = config, ops
         prefix = f"model.layers.{index}."
 
         def take(name: str) -> torch.Tensor | None:
             tensor = weights.pop(prefix + name, None)
-            return None if tensor is None else tensor.clone()
+            return None if tensor is None else tensor.to(ops.dtype, copy=True)
 
         def need(name: str) -> torch.Tensor:
             return weights.pop(prefix + name)
 
         def linear(*names: str) -> Linear:
-            weight = torch.cat([need(f"{name}.weight") for name in names])  # a copy, one name or many
+            parts = [need(f"{name}.weight") for name in names]
             biases = [bias for name in names if (bias := take(f"{name}.bias")) is not None]
             assert len(biases) in (0, len(names)), f"{prefix}{names}: some have a bias and some have none"
-            return make_linear(weight, torch.cat(biases) if biases else None, allow_packed=allow_packed)
+            bias = torch.cat(biases) if biases else None
+            return make_linear(parts, bias, dtype=ops.dtype, allow_packed=ops.allow_packed)
 
-        self._input_norm = need("input_layernorm.weight").clone()
-        self._mlp_norm = need("post_attention_layernorm.weight").clone()
+        self._input_norm = need("input_layernorm.weight").to(ops.dtype, copy=True)
+        self._mlp_norm = need("post_attention_layernorm.weight").to(ops.dtype, copy=True)
         self._query_norm = take("self_attn.q_norm.weight")
         self._key_norm = take("self_attn.k_norm.weight")
         self._qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -129,13 +170,13 @@ class DecoderLayer:
     ) -> torch.Tensor:
         """Return the stream after this layer, of `keep_rows` only where given (the last layer)."""
         eps = self._config.rms_norm_eps
-        query, key, value = self._project(rms_norm(hidden, self._input_norm, eps), cos, sin)
+        query, key, value = self._project(self._ops.norm(hidden, self._input_norm, eps), cos, sin)
         attended = attention(query, key, value, batch).flatten(1)
         if keep_rows is not None:
             hidden, attended = hidden[keep_rows], attended[keep_rows]
         hidden = hidden + self._attention_out(attended)
-        gate, up = self._gate_up(rms_norm(hidden, self._mlp_norm, eps)).chunk(2, dim=-1)
-        return hidden + self._down(functional.silu(gate).mul_(up))
+        normed = self._ops.norm(hidden, self._mlp_norm, eps)
+        return hidden + self._down(self._ops.gated(self._gate_up(normed)))
 
     def _project(
         self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor

@@ -30,7 +30,7 @@ def engine_with(weights: dict[str, torch.Tensor], kv_dtype: str, **settings: obj
     config = EngineConfig(
         **{"dtype": "fp32", "kv_dtype": kv_dtype, "block_size": 4, "kv_memory_bytes": 1 << 20, **settings}
     )
-    return LLMEngine(LoadedModel(config=WIDE, weights=weights, fingerprint="f"), config)
+    return LLMEngine(LoadedModel(config=WIDE, weights=weights, dtype=torch.float32, fingerprint="f"), config)
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp8_e4m3", "int8"])
@@ -95,7 +95,7 @@ def test_given_prompts_are_what_is_measured() -> None:
     config = EngineConfig(dtype="fp32", kv_dtype="fp8_e4m3", block_size=4, num_kv_blocks=8)
     figures = []
     for prompts in (None, built_in_prompts(97), [[1, 2, 3, 4, 5, 6, 7, 8]]):
-        loaded = LoadedModel(config=WIDE, weights=gentle_weights(WIDE), fingerprint="f")
+        loaded = LoadedModel(config=WIDE, weights=gentle_weights(WIDE), dtype=torch.float32, fingerprint="f")
         engine = LLMEngine(loaded, config, selftest_prompts=prompts)
         assert engine.selftest is not None
         figures.append(engine.selftest.mean_kl_before)

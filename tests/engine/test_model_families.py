@@ -150,8 +150,8 @@ def test_logits_equal_transformers(family: str) -> None:
 def test_plain_and_packed_linears_agree() -> None:
     """The packed product, where the machine has it, equals the plain one to fp32 rounding."""
     weight, bias, rows = torch.randn(24, 16), torch.randn(24), torch.randn(5, 16)
-    plain = make_linear(weight, bias, allow_packed=False)(rows)
-    packed = make_linear(weight.clone(), bias)(rows)
+    plain = make_linear([weight], bias, allow_packed=False)(rows)
+    packed = make_linear([weight], bias)(rows)
     torch.testing.assert_close(packed, plain, rtol=1e-5, atol=1e-5)
 
 
@@ -166,7 +166,7 @@ def test_broken_private_operators_fall_back(monkeypatch: pytest.MonkeyPatch) -> 
     try:
         assert product_works(_PackedLinear, torch.float32) is False
         rows, weight = torch.randn(2, 8), torch.randn(4, 8)
-        torch.testing.assert_close(make_linear(weight, None)(rows), rows @ weight.T)
+        torch.testing.assert_close(make_linear([weight], None)(rows), rows @ weight.T)
     finally:
         product_works.cache_clear()
 
@@ -179,7 +179,7 @@ def test_weights_that_are_fp16_numbers_are_kept_as_such() -> None:
     for num_rows in (1, 2, 7, 40):
         rows = torch.randn(num_rows, 24)
         for given in (None, bias):
-            product = make_linear(weight.clone(), given)(rows)
+            product = make_linear([weight], given)(rows)
             torch.testing.assert_close(
                 product, torch.nn.functional.linear(rows, weight, given), rtol=1e-5, atol=1e-5
             )

@@ -44,7 +44,7 @@ def prompts(directory: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def model(directory: Path) -> LlamaModel:
     loaded = load_model(directory, torch.float32)
-    return LlamaModel(loaded.config, loaded.weights)
+    return LlamaModel(loaded.config, loaded.weights, dtype=loaded.dtype)
 
 
 def logits_of(model: LlamaModel, prompt: list[int], chunks: list[int], kv_dtype: KVDtype) -> torch.Tensor:
@@ -92,7 +92,7 @@ def test_narrow_types_stay_within_their_stated_bound(
     narrow = model
     if kv_dtype is KVDtype.BFLOAT16:
         loaded = load_model(directory, torch.bfloat16)
-        narrow = LlamaModel(loaded.config, loaded.weights)
+        narrow = LlamaModel(loaded.config, loaded.weights, dtype=loaded.dtype)
     prompt = prompts[0]
     expected = logits_of(model, prompt, [len(prompt)], KVDtype.FLOAT32)
     for chunks in ([len(prompt)], [len(prompt) - 1, 1]):

@@ -45,7 +45,9 @@ def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, torch.Tensor
 def tiny_loaded(config: ModelConfig = TINY, seed: int = 0) -> LoadedModel:
     """Return a fresh tiny model; the engine takes its weights over, so make one per engine."""
     fingerprint = root_hash({"config": repr(config), "seed": str(seed)}).hex()
-    return LoadedModel(config=config, weights=random_weights(config, seed), fingerprint=fingerprint)
+    return LoadedModel(
+        config=config, weights=random_weights(config, seed), dtype=torch.float32, fingerprint=fingerprint
+    )
 
 
 def tiny_engine(model: ModelConfig = TINY, *, seed: int = 0, **settings: object) -> LLMEngine:
