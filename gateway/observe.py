@@ -1,26 +1,32 @@
 """Watching an answer while it passes: first token, token usage, response id. Never alters a byte.
 
-A stream is read event by event; a whole JSON answer is kept up to a limit and read at its end, because
-usage comes last. What was not seen stays `None`: unknown is not zero.
+Only the first token is urgent. Until it has come each event of a stream is read as it passes; the events
+behind it are read in batches, which costs a fifth, and whatever is asked of this object reads the rest first.
+A whole JSON answer is kept up to a limit and read at its end, because usage comes last. What was not seen
+stays `None`: unknown is not zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from gateway.values import Api, Usage
 from gateway.wire.answers import observe_json
 from gateway.wire.sse import SseObserver
+
+BATCH_BYTES: Final = 2_048
+"""About ten events of one token; an open stream holds half of it on average."""
 
 
 class AnswerObserver:
     """Fed with the body of one 2xx answer by the relay; `finish` once at its end."""
 
     __slots__ = (
-        "_json",
         "_on_first_token",
         "_room_bytes",
         "_sse",
+        "_unread",
         "api",
         "finish_reason",
         "response_id",
@@ -32,8 +38,8 @@ class AnswerObserver:
     ) -> None:
         self.api = api
         self._sse = SseObserver(api) if is_stream else None
-        self._json: list[bytes] = []
-        self._room_bytes = limit_bytes
+        self._unread: list[bytes] = []
+        self._room_bytes = 0 if is_stream else limit_bytes  # how much more may wait unread
         self._on_first_token: Callable[[], None] | None = on_first_token
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
@@ -41,31 +47,47 @@ class AnswerObserver:
 
     @property
     def is_mid_event(self) -> bool:
+        self._catch_up()
         return self._sse is not None and self._sse.is_mid_event
 
     @property
     def is_complete(self) -> bool:
         """A stream whose closing event has passed: nothing is missing whatever the connection does."""
+        self._catch_up()
         return self._sse is not None and self._sse.is_complete
 
     def feed(self, data: bytes) -> None:
+        """Take the next bytes of the body."""
+        self._unread.append(data)
+        self._room_bytes -= len(data)
+        if self._room_bytes < 0:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        if self._sse is None:
+            self._unread.clear()  # too long to be read: the room stays below zero
+        else:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Read what has passed of a stream."""
         sse = self._sse
         if sse is None:
-            self._room_bytes -= len(data)
-            if self._room_bytes >= 0:
-                self._json.append(data)
             return
-        sse.feed(data)
+        sse.feed(b"".join(self._unread))
+        self._unread.clear()
         if self._on_first_token is not None and sse.has_first_token:
             self._on_first_token()
             self._on_first_token = None
+        self._room_bytes = BATCH_BYTES if sse.has_first_token else 0
 
     def finish(self) -> None:
         """Read what the end of the answer tells. Also after a broken stream: usage so far counts."""
         if self._sse is not None:
+            self._catch_up()
             self.usage, self.finish_reason = self._sse.usage, self._sse.finish_reason
             self.response_id = self._sse.response_id
         elif self._room_bytes >= 0:
-            self.usage, self.finish_reason, self.response_id = observe_json(self.api, b"".join(self._json))
-        self._json.clear()
+            self.usage, self.finish_reason, self.response_id = observe_json(self.api, b"".join(self._unread))
+        self._unread.clear()
         self._on_first_token = None  # it knows the turn, which knows us: leave no cycle to the collector

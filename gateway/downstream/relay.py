@@ -26,6 +26,10 @@ from gateway.downstream.connection import ClientConnection
 
 SSE_COMMENT = b":\n\n"
 
+# The size lines of chunks as long as one event or a few: to format one costs more than to send it on.
+_NUM_SIZE_LINES = 1_024
+_SIZE_LINES = tuple(b"%x\r\n" % size for size in range(_NUM_SIZE_LINES))
+
 
 class Pausable(Protocol):
     def pause(self) -> None: ...
@@ -160,7 +164,10 @@ class ClientRelay:
             return
         if data:
             if self._observer is not None:
-                self._observe(data)
+                try:
+                    self._observer(data)
+                except Exception:
+                    self._dismiss_observer()
             self.bytes_sent += len(data)
             self._tail = data[-4:] if len(data) >= 4 else (self._tail + data)[-4:]
             if self._has_bodyless_answer:
@@ -208,14 +215,10 @@ class ClientRelay:
             return lines + b"connection: close\r\n\r\n"
         return lines + (b"\r\n" if is_http11 else b"connection: keep-alive\r\n\r\n")
 
-    def _observe(self, data: bytes) -> None:
-        """Show the bytes; an observer that fails is let go and must not cost the client its answer."""
-        assert self._observer is not None
-        try:
-            self._observer(data)
-        except Exception:
-            logging.getLogger(__name__).exception("answer_observer_failed")
-            self._observer = None
+    def _dismiss_observer(self) -> None:
+        """Called for an observer that fails: it must not cost the client its answer."""
+        logging.getLogger(__name__).exception("answer_observer_failed")
+        self._observer = None
 
     def _watch_silence(self, limit_s: float) -> None:
         """Look twice per limit, so that no silence is longer. One timer per stream, none per write."""
@@ -241,7 +244,9 @@ class ClientRelay:
     def _write(self, data: bytes) -> None:
         """One chunk (or raw bytes), in one write with a head that still waits."""
         if self._is_chunked:
-            data = b"%b%x\r\n%b\r\n" % (self._held_head, len(data), data)
+            size = len(data)
+            size_line = _SIZE_LINES[size] if size < _NUM_SIZE_LINES else b"%x\r\n" % size
+            data = b"".join((self._held_head, size_line, data, b"\r\n"))
         elif self._held_head:
             data = self._held_head + data
         self._held_head = b""

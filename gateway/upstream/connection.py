@@ -65,6 +65,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_transport",
         "deadline_s",
         "has_response_bytes",
+        "on_body",
     )
 
     def __init__(
@@ -73,10 +74,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._owner = owner
         self._settings = settings
         self._loop = loop
-        self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._body_pieces: list[bytes] = []
+        self.on_body = self._body_pieces.append  # httptools' callback, without a call of our own
+        self._parser = httptools.HttpResponseParser(self)
         self._is_paused = False
         self.deadline_s = math.inf
         self._start_message(is_head_request=False)
@@ -179,10 +181,11 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is None:
             self.drop()  # nobody asked: bytes behind a complete answer, or after an abort
             return
-        self.has_response_bytes = True
         had_head = self._has_head
         if had_head:
             self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
+        else:
+            self.has_response_bytes = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -193,9 +196,14 @@ class UpstreamConnection(asyncio.Protocol):
                 self._fail(self._framing_error(exc))
                 return
             self._is_reusable = False  # a complete answer with something behind it
-        if self._body_pieces or self._is_message_complete:
+        pieces = self._body_pieces
+        if self._is_message_complete:
+            self._push_last(exchange)
+        elif pieces:  # here and not in a function of its own: a stream passes here once per token
             self._num_overhead_bytes = 0
-            self._push_body(exchange)
+            data = b"".join(pieces)
+            pieces.clear()
+            exchange.on_data(data, False)
         else:
             self._count_overhead(len(data))
         if self._has_head and not had_head:
@@ -208,7 +216,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._has_head and exchange.content_length is None and not exchange.is_chunked:
             self._is_message_complete = True
-            self._push_body(exchange)
+            self._push_last(exchange)
         else:
             self._fail(self._early_end(None))
 
@@ -273,10 +281,6 @@ class UpstreamConnection(asyncio.Protocol):
                     raise _Refused(f"its transfer coding {value!r} is not `chunked` alone")
                 exchange.is_chunked = True
 
-    def on_body(self, data: bytes) -> None:
-        if not self._has_no_body:
-            self._body_pieces.append(data)
-
     def on_message_complete(self) -> None:
         if self._has_head:
             self._is_message_complete = True
@@ -309,14 +313,10 @@ class UpstreamConnection(asyncio.Protocol):
         """A tunnel is alive: its idle time starts again."""
         self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
 
-    def _push_body(self, exchange: Exchange) -> None:
-        """Hand over what this read brought, and let go of the exchange when that was all."""
-        pieces = self._body_pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        if not self._is_message_complete:
-            exchange.on_data(data, False)
-            return
+    def _push_last(self, exchange: Exchange) -> None:
+        """Hand over the rest of a complete answer, and let go of its exchange."""
+        data = b"" if self._has_no_body else b"".join(self._body_pieces)
+        self._body_pieces.clear()
         self._exchange = None
         self._release()
         exchange.on_data(data, True)
@@ -343,9 +343,9 @@ class UpstreamConnection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         self.drop()
         if exchange is not None:
-            pieces, self._body_pieces = self._body_pieces, []
-            if pieces and self._has_head:
-                exchange.on_data(b"".join(pieces), False)  # good bytes before the bad one
+            if self._body_pieces and self._has_head:
+                exchange.on_data(b"".join(self._body_pieces), False)  # good bytes before the bad one
+            self._body_pieces.clear()
             exchange.on_failure(error)
 
     def _count_overhead(self, num_bytes: int) -> None:

@@ -173,10 +173,10 @@ class Exchange:
 
     def on_data(self, data: bytes, is_last: bool) -> None:
         """Body bytes from one read; `is_last` when they complete the body."""
+        sink = self._sink
         if is_last:
             self._is_complete = True
             self._carrier = None
-        sink = self._sink
         if sink is None:
             self._keep_early(data, is_last)
             return
