@@ -22,7 +22,7 @@ def explain(root: type, message: str) -> str:
     """``Object contains unknown field `prt` - at `$.listen` `` → ``listen: unknown key `prt`; did you …``"""
     text, _, path = message.partition(" - at `$")
     path = path.rstrip("`")
-    place = _type_at(root, path)
+    place = type_at(root, path)
     unknown, wrong = _UNKNOWN_KEY.fullmatch(text), _WRONG_VALUE.fullmatch(text)
     if unknown is not None and isinstance(place, msgspec.inspect.StructType):
         names = [one.encode_name for one in place.fields]
@@ -39,7 +39,7 @@ def _meant(given: str, known: Sequence[str]) -> str:
     return f"; there are {', '.join(known)}" if len(known) <= MAX_LISTED else ""
 
 
-def _type_at(root: type, path: str) -> msgspec.inspect.Type | None:
+def type_at(root: type, path: str) -> msgspec.inspect.Type | None:
     """The type that a path like `.backends[0].url` leads to, as far as it can be followed."""
     place: msgspec.inspect.Type | None = msgspec.inspect.type_info(root)
     for step in _STEP.finditer(path):

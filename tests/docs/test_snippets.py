@@ -39,6 +39,7 @@ NOT_RUN = {
     "homing gateway --config homing.yaml": "serves until it is stopped; tests/cli starts it",
     "homing simulate --trace": "needs the reader's trace; tests/replay reads traces",
     "homing simulate --scenario chat --backends 8 --policy all": "minutes; `make bench-routing` runs more",
+    "for name in gpu-1 gpu-2": "restarts engines; a test below runs it with another restart and pause",
     "OPENAI_API_BASE_URL=": "environment of another program",
     "ENABLE_FORWARD_USER_INFO_HEADERS=": "environment of another program",
 }
@@ -162,6 +163,34 @@ def test_python_works(block: Block, fleet: RunningFleet, folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_backends_can_be_restarted_one_by_one(fleet: RunningFleet) -> None:
+    """The loop of the operations page, with a worker killed and started again in place of `ssh`."""
+    (loop,) = [one for block in SHELL_BLOCKS for one in block.commands if one.startswith("for name in")]
+    written = here(loop, fleet).replace("ssh $name sudo systemctl restart vllm", "kill ${pid[$name]}")
+    assert "kill" in written
+    pids = " ".join(f"[worker-{number}]={fleet.worker_pid(number)}" for number in range(2))
+    before = {name: one["epoch"] for name, one in fleet.status().items()}
+    done = subprocess.run(
+        [
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            f"declare -A pid=({pids}); {written.replace('sleep 300', 'true')}",
+        ],
+        env={**os.environ, "HOMING_ADMIN_URL": f"http://127.0.0.1:{fleet.admin_port}"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    after = fleet.status()
+    assert {name: one["state"] for name, one in after.items()} == dict.fromkeys(before, "ready")
+    assert all(after[name]["epoch"] > epoch for name, epoch in before.items())
 
 
 def test_links_lead_somewhere() -> None:
