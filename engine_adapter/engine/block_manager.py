@@ -85,6 +85,8 @@ class BlockManager:
         if not self._enable_prefix_caching:
             return []
         self._extend_hashes(sequence)
+        if sequence.scores_prompt:  # every position's logits are needed
+            return []
         num_reusable = (sequence.num_tokens - 1) // self.block_size
         return self.prefix_cache.longest_prefix(
             sequence.namespace,
@@ -95,6 +97,8 @@ class BlockManager:
 
     def waits_for_another(self, sequence: Sequence, num_matched: int) -> bool:
         """Whether the block after the match is being computed by another sequence right now."""
+        if sequence.scores_prompt:
+            return False
         hashes = sequence.block_hashes
         num_reusable = min(len(hashes), (sequence.num_tokens - 1) // self.block_size)
         return num_matched < num_reusable and hashes[num_matched] in self._awaited
@@ -131,7 +135,7 @@ class BlockManager:
 
     def _partial_source(self, sequence: Sequence, num_matched: int) -> CachedBlock | None:
         """Return the cached block that shares most tokens with the first unmatched one, if worth a copy."""
-        if self._copy_block is None or not self._enable_prefix_caching:
+        if self._copy_block is None or not self._enable_prefix_caching or sequence.scores_prompt:
             return None
         parent = sequence.block_hashes[num_matched - 1] if num_matched else sequence.namespace
         best, most = None, self._min_partial_tokens - 1

@@ -65,25 +65,39 @@ class LlamaModel:
         attention: Sequence[LayerAttention],
         logit_rows: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """Compute one step.
+        """Compute one step; returns the logits of `logit_rows`. Arguments and changes: see `hidden_rows`."""
+        hidden = self.hidden_rows(token_ids, positions, batch, attention, logit_rows)
+        return None if hidden is None else self.logits(hidden)
+
+    def hidden_rows(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: AttentionBatch,
+        attention: Sequence[LayerAttention],
+        wanted_rows: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Compute one step up to the last layer.
 
         Args:
             token_ids: `(num_tokens,)` int64, all sequences concatenated in the batch's order.
             positions: `(num_tokens,)` int64, position of each token in its own sequence.
             attention: per layer, where its KV lives.
-            logit_rows: rows whose logits are wanted; None when the step only fills KV.
+            wanted_rows: rows whose logits will be wanted; None when the step only fills KV.
 
         Returns:
-            `(num_rows, vocab_size)` fp32, or None. Changes: KV at the batch's slots.
+            `(num_rows, hidden_size)`, or None. Changes: KV at the batch's slots.
         """
         hidden = functional.embedding(token_ids, self._embedding).to(self.dtype)
         cos, sin = self.rope.cos_sin(positions, self.dtype)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            keep_rows = logit_rows if index == last else None
+            keep_rows = wanted_rows if index == last else None
             hidden = layer.forward(hidden, cos, sin, batch, attention[index], keep_rows)
-        if logit_rows is None:
-            return None
+        return None if wanted_rows is None else hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return `(num_rows, vocab_size)` fp32 of rows that left the last layer."""
         return self.head(self._ops.norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
 
 

@@ -12,6 +12,7 @@ import torch
 
 from engine_adapter.engine.kv_storage import KVStorage
 from engine_adapter.engine.model import LlamaModel
+from engine_adapter.engine.prompt_scoring import score_rows
 from engine_adapter.engine.sampling import Sampler, TokenLogprobs
 from engine_adapter.engine.scheduler import ScheduledSequence
 from paged_kv.batch import AttentionBatch
@@ -37,29 +38,37 @@ class ModelRunner:
     def run(self, scheduled: list[ScheduledSequence]) -> list[SampledTokens | None]:
         """Compute one step; an entry is None where the sequence did not reach its last token.
 
-        Changes: KV memory, and the sampling states of sequences that get tokens.
+        Changes: KV memory, and the sampling states of sequences that get tokens or prompt scores.
         """
         token_ids: list[int] = []
         positions: list[int] = []
-        logit_rows: list[int] = []
+        sampled_rows: list[int] = []
+        scored_rows: list[int] = []
         for item in scheduled:
             sequence, start = item.sequence, item.sequence.num_computed_tokens
             known_end = start + item.num_new_tokens
+            scored_rows.extend(len(token_ids) + position - start for position in item.scored_positions)
             token_ids.extend(sequence.token_ids[start:known_end])
             token_ids.extend(item.draft_token_ids)
             end = known_end + len(item.draft_token_ids)
             positions.extend(range(start, end))
             if item.samples:
-                logit_rows.extend(range(len(token_ids) - len(item.draft_token_ids) - 1, len(token_ids)))
+                sampled_rows.extend(range(len(token_ids) - len(item.draft_token_ids) - 1, len(token_ids)))
         device = self._model.device
-        logits = self._model.forward(
+        rows = sampled_rows + scored_rows
+        hidden = self._model.hidden_rows(
             torch.tensor(token_ids, device=device),
             torch.tensor(positions, device=device),
             self._attention_batch(scheduled),
             self._storage.layers,
-            torch.tensor(logit_rows, device=device) if logit_rows else None,
+            torch.tensor(rows, device=device) if rows else None,
         )
-        return self._sample(scheduled, logits)
+        if hidden is None:
+            return [None] * len(scheduled)
+        self._score_prompts(scheduled, hidden[len(sampled_rows) :])
+        if not sampled_rows:
+            return [None] * len(scheduled)
+        return self._sample(scheduled, self._model.logits(hidden[: len(sampled_rows)]))
 
     def _attention_batch(self, scheduled: list[ScheduledSequence]) -> AttentionBatch:
         query_lens = [item.num_new_tokens + len(item.draft_token_ids) for item in scheduled]
@@ -71,9 +80,22 @@ class ModelRunner:
             block_size=self._storage.block_size,
         )
 
-    def _sample(
-        self, scheduled: list[ScheduledSequence], logits: torch.Tensor | None
-    ) -> list[SampledTokens | None]:
+    def _score_prompts(self, scheduled: list[ScheduledSequence], hidden: torch.Tensor) -> None:
+        """Changes: the sampling states whose prompt positions are the rows of `hidden`."""
+        start = 0
+        for item in scheduled:
+            positions, sequence = item.scored_positions, item.sequence
+            num_top = sequence.request.sampling.num_prompt_logprobs
+            if num_top is None or not positions:
+                continue
+            following = sequence.token_ids[positions.start + 1 : positions.stop + 1]
+            rows = hidden[start : start + len(following)]
+            sequence.sampling_state.prompt_logprobs.extend(
+                score_rows(rows, self._model.logits, following, num_top)
+            )
+            start += len(following)
+
+    def _sample(self, scheduled: list[ScheduledSequence], logits: torch.Tensor) -> list[SampledTokens | None]:
         """Sample each sequence's rows in order, going on to the next row while the draft was right.
 
         A draft token is kept only if the sampler, with the state and the random number of that very step,
@@ -82,8 +104,6 @@ class ModelRunner:
         results: list[SampledTokens | None] = [
             SampledTokens(token_ids=[], logprobs=[]) if item.samples else None for item in scheduled
         ]
-        if logits is None:
-            return results
         first_rows = _first_logit_rows(scheduled)
         active = [index for index, item in enumerate(scheduled) if item.samples]
         depth = 0

@@ -63,6 +63,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None  # of each prompt token but the first; None: not wanted
     stop_token_ids: frozenset[int] = frozenset()
     constraint: TokenConstraintSource | None = None
 
@@ -94,13 +95,24 @@ class SamplerOutput:
 class SamplingState:
     """What the sampler must remember of one sequence between steps. It outlives a preemption."""
 
-    __slots__ = ("constraint", "num_sampled", "output_counts", "params", "seed", "seen_token_ids")
+    __slots__ = (
+        "constraint",
+        "num_sampled",
+        "output_counts",
+        "params",
+        "prompt_logprobs",
+        "seed",
+        "seen_token_ids",
+    )
 
     def __init__(self, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
         self.params = params
         self.seed = params.seed if params.seed is not None else secrets.randbits(64)
         self.num_sampled = 0
         self.output_counts: dict[int, int] = {}
+        self.prompt_logprobs: list[
+            TokenLogprobs
+        ] = []  # of the prompt's second token and on, as far as computed
         # only repetition_penalty looks at the prompt; a long one is not copied for the others
         self.seen_token_ids: set[int] = set(prompt_token_ids) if params.repetition_penalty != 1.0 else set()
         self.constraint = params.constraint.start() if params.constraint is not None else None

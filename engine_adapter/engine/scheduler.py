@@ -67,6 +67,16 @@ class ScheduledSequence:
         """Whether the step reaches the last known token, so that its logits give the next one."""
         return self.sequence.num_computed_tokens + self.num_new_tokens == self.sequence.num_tokens
 
+    @property
+    def scored_positions(self) -> range:
+        """Positions of this step whose logits tell the log-probability of the prompt token behind them."""
+        sequence = self.sequence
+        if not sequence.scores_prompt:
+            return range(0)
+        start = max(sequence.num_computed_tokens, len(sequence.sampling_state.prompt_logprobs))
+        end = min(sequence.num_computed_tokens + self.num_new_tokens, sequence.num_prompt_tokens - 1)
+        return range(start, end)
+
 
 @dataclass(slots=True, kw_only=True)
 class ScheduledBatch:

@@ -97,6 +97,12 @@ class Sequence:
         return self.block_table[self.num_released_blocks :]
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted that no step has computed yet."""
+        is_wanted = self.request.sampling.num_prompt_logprobs is not None
+        return is_wanted and len(self.sampling_state.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 

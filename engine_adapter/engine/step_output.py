@@ -15,6 +15,7 @@ class StepOutput:
     request_id: str
     new_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # with the first tokens, if asked for
     finish_reason: FinishReason | None = None
     num_prompt_tokens: int
     num_output_tokens: int
@@ -35,10 +36,12 @@ def output_of(
     """Report a sequence after a step; None for the engine's own, whose output nobody waits for."""
     if sequence.request.is_internal:
         return None
+    brings_first_token = bool(new_token_ids) and len(new_token_ids or ()) == sequence.num_output_tokens
     return StepOutput(
         request_id=sequence.request_id,
         new_token_ids=new_token_ids or [],
         logprobs=logprobs or [],
+        prompt_logprobs=sequence.sampling_state.prompt_logprobs if brings_first_token else [],
         finish_reason=reason,
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_output_tokens=sequence.num_output_tokens,

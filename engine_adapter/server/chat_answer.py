@@ -16,7 +16,7 @@ from engine_adapter.engine.tokenizer import Tokenizer
 from engine_adapter.engine.tool_calls import ToolCall, ToolCallFormat, ToolCallParser
 from engine_adapter.server.accounting import accounted_pieces, usage_of
 from engine_adapter.server.event_stream import DONE, event
-from engine_adapter.server.generation import Generation, Piece, SampledToken
+from engine_adapter.server.generation import Generation, Piece, ShownToken
 from engine_adapter.server.logprobs import chat_logprobs
 from engine_adapter.worker_metrics import WorkerMetrics
 
@@ -44,7 +44,7 @@ class Part:
     index: int
     text: str
     calls: list[dict[str, object]]
-    tokens: Sequence[SampledToken]
+    tokens: Sequence[ShownToken]
     finish_reason: str | None
     stop_string: str | None
 
@@ -101,7 +101,7 @@ class WholeChoice:
     index: int
     text: str = ""
     calls: list[dict[str, object]] = field(default_factory=list)
-    tokens: list[SampledToken] = field(default_factory=list)
+    tokens: list[ShownToken] = field(default_factory=list)
     finish_reason: str | None = None
     stop_string: str | None = None
 

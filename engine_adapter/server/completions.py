@@ -1,7 +1,8 @@
 """`POST /v1/completions`: raw prompts in, continuations out, whole or streamed.
 
 Decides the forms a prompt may have (text, token ids, or a list of either) and the shape of the answers.
-`echo` puts the prompt's own text in front. It does not know templates: the text goes in as it is.
+`echo` puts the prompt's own text in front, with its log-probabilities if those are asked for, and then
+`max_tokens` may be 0. It does not know templates: the text goes in as it is.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
+from engine_adapter.engine.sampling import SamplingParams
 from engine_adapter.server.accounting import accounted_pieces, usage_of
 from engine_adapter.server.answer_form import AnswerForm, answer_form
 from engine_adapter.server.errors import bad_request, unsupported
 from engine_adapter.server.event_stream import DONE, event, json_response, send_stream
-from engine_adapter.server.generation import Generation, Prompt, SampledToken, TextOptions
+from engine_adapter.server.generation import Generation, Prompt, ShownToken, TextOptions
 from engine_adapter.server.logprobs import completion_logprobs
 from engine_adapter.server.protocol import CompletionRequest
 from engine_adapter.server.request_body import read_body
@@ -44,7 +46,7 @@ class Answer:
     offsets: dict[int, int] = field(default_factory=dict)
 
     def choice(
-        self, context: ServingContext, index: int, text: str, tokens: list[SampledToken], reason: str | None
+        self, context: ServingContext, index: int, text: str, tokens: list[ShownToken], reason: str | None
     ) -> dict[str, object]:
         """One choice entry. Changes: the offset of the choice grows by the text."""
         offset = self.offsets.get(index, 0)
@@ -110,8 +112,6 @@ def _refuse_unsupported(body: CompletionRequest) -> None:
         raise unsupported("suffix", "filling in the middle")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "best_of different from n")
-    if body.echo and body.logprobs is not None:
-        raise unsupported("echo", "log-probabilities of the prompt (echo together with logprobs)")
 
 
 def _echoes(context: ServingContext, body: CompletionRequest, prompts: list[list[int]]) -> dict[int, str]:
@@ -127,18 +127,12 @@ def _generation(
     form: AnswerForm,
     tags: Mapping[str, str],
 ) -> Generation:
-    sampling = sampling_params(
-        body,
-        context.limits,
-        max_tokens=body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS,
-        num_prompt_tokens=max(len(prompt) for prompt in prompts),
-        num_logprobs=None if body.logprobs is None else num_top_logprobs("logprobs", body.logprobs),
-        constraint=form.grammar,
-    )
+    sampling = _sampling(context, body, max(len(prompt) for prompt in prompts), form)
     options = TextOptions(
         stop=stop_strings(body),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
+        is_prompt_only=_is_prompt_only(body),
     )
     deadline_s = context.deadline_s()
     asked = [
@@ -157,9 +151,30 @@ def _generation(
     )
 
 
+def _sampling(
+    context: ServingContext, body: CompletionRequest, num_prompt_tokens: int, form: AnswerForm
+) -> SamplingParams:
+    max_tokens = body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS
+    num_logprobs = None if body.logprobs is None else num_top_logprobs("logprobs", body.logprobs)
+    sampling = sampling_params(
+        body,
+        context.limits,
+        max_tokens=1 if _is_prompt_only(body) else max_tokens,
+        num_prompt_tokens=num_prompt_tokens,
+        num_logprobs=num_logprobs,
+        constraint=form.grammar,
+    )
+    return replace(sampling, num_prompt_logprobs=num_logprobs if body.echo else None)
+
+
+def _is_prompt_only(body: CompletionRequest) -> bool:
+    """Whether the prompt itself is all that is asked for: evaluation harnesses score texts so."""
+    return bool(body.echo) and body.max_tokens == 0
+
+
 async def _whole(context: ServingContext, generation: Generation, answer: Answer) -> web.Response:
     texts: dict[int, list[str]] = {}
-    tokens: dict[int, list[SampledToken]] = {}
+    tokens: dict[int, list[ShownToken]] = {}
     reasons: dict[int, str | None] = {}
     async with contextlib.aclosing(accounted_pieces(context.metrics, generation, "prompt")) as pieces:
         async for piece in pieces:

@@ -45,14 +45,15 @@ class TextOptions:
     stop: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    is_prompt_only: bool = False  # the one token that the engine samples is neither shown nor counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledToken:
+class ShownToken:
     """A shown token with its log-probabilities, for requests that asked for them."""
 
     token_id: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None  # None: the prompt's first token, which nothing precedes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class Piece:
 
     index: int
     text: str
-    tokens: tuple[SampledToken, ...] = ()
+    tokens: tuple[ShownToken, ...] = ()
     finish_reason: str | None = None
     stop_string: str | None = None  # the one that ended it
 
@@ -114,7 +115,8 @@ class _Choice:
     index: int
     detokenizer: Detokenizer
     stops: StopStrings
-    pending_tokens: list[SampledToken] = field(default_factory=list)
+    pending_tokens: list[ShownToken] = field(default_factory=list)
+    unshown_prompt: list[int] = field(default_factory=list)  # whose log-probabilities are asked for
     is_finished: bool = False
 
 
@@ -141,8 +143,10 @@ class Generation:
                 index=index,
                 detokenizer=Detokenizer(tokenizer, skip_special_tokens=options.skip_special_tokens),
                 stops=StopStrings(options.stop, include_stop=options.include_stop),
+                unshown_prompt=prompt.token_ids if sampling.num_prompt_logprobs is not None else [],
             )
         self._num_choices = num_choices
+        self._is_prompt_only = options.is_prompt_only
         self.tally = Tally(num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -165,7 +169,7 @@ class Generation:
                     return
 
     def _count(self, choice: _Choice, output: StepOutput) -> None:
-        self.tally.num_completion_tokens += len(output.new_token_ids)
+        self.tally.num_completion_tokens += 0 if self._is_prompt_only else len(output.new_token_ids)
         if choice.index % self._num_choices == 0:
             self.tally.first_outputs[choice.index] = output
         if choice.index != 0:
@@ -181,14 +185,21 @@ class Generation:
         if output.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
             self.tally.failure = output.finish_reason
             raise _failure(output)
+        if choice.unshown_prompt and output.new_token_ids:
+            choice.pending_tokens = _scored_prompt(choice.unshown_prompt, output.prompt_logprobs)
+            choice.unshown_prompt = []
         shown = output.new_token_ids
         if output.finish_reason is FinishReason.STOP:
             shown = shown[:-1]  # the id that means the end is no text
+        if self._is_prompt_only:
+            shown = []
         for token_id, logprobs in zip(shown, output.logprobs, strict=False):
             if logprobs is not None:
-                choice.pending_tokens.append(SampledToken(token_id=token_id, logprobs=logprobs))
+                choice.pending_tokens.append(ShownToken(token_id=token_id, logprobs=logprobs))
         text = choice.stops.push(choice.detokenizer.push(shown))
         reason = output.finish_reason.value if output.finish_reason else None
+        if reason is not None and self._is_prompt_only:
+            reason = "length"
         if reason is not None and choice.stops.matched is None:
             text += choice.stops.push(choice.detokenizer.flush())
         if choice.stops.matched is not None:
@@ -207,6 +218,14 @@ class Generation:
             finish_reason=reason,
             stop_string=choice.stops.matched,
         )
+
+
+def _scored_prompt(token_ids: list[int], logprobs: Sequence[TokenLogprobs]) -> list[ShownToken]:
+    """The prompt's tokens with their log-probabilities; the first has none."""
+    return [
+        ShownToken(token_id=token_id, logprobs=score)
+        for token_id, score in zip(token_ids, [None, *logprobs], strict=True)
+    ]
 
 
 def _of_choice(sampling: SamplingParams, choice: int) -> SamplingParams:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine_adapter.engine.tokenizer import Tokenizer
-from engine_adapter.server.generation import SampledToken
+from engine_adapter.server.generation import ShownToken
 
 FLOOR = -9999.0  # JSON has no infinity; OpenAI reports very unlikely tokens so
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[SampledToken]) -> dict[str, object]:
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ShownToken]) -> dict[str, object]:
     """`{"content": [{token, logprob, bytes, top_logprobs}, …]}`."""
     content = []
     for token in tokens:
+        assert token.logprobs is not None, "chat shows no prompt"
         top = [_chat_entry(tokenizer, token_id, value) for token_id, value in token.logprobs.top]
         content.append(
             {**_chat_entry(tokenizer, token.token_id, token.logprobs.logprob), "top_logprobs": top}
@@ -27,7 +28,7 @@ def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[SampledToken], *, text_offset: int
+    tokenizer: Tokenizer, tokens: Sequence[ShownToken], *, text_offset: int
 ) -> dict[str, object]:
     """`{tokens, token_logprobs, top_logprobs, text_offset}`, parallel lists."""
     texts = [tokenizer.token_text(token.token_id) for token in tokens]
@@ -37,10 +38,19 @@ def completion_logprobs(
         text_offset += len(text)
     return {
         "tokens": texts,
-        "token_logprobs": [max(token.logprobs.logprob, FLOOR) for token in tokens],
-        "top_logprobs": [
-            {tokenizer.token_text(token_id): max(value, FLOOR) for token_id, value in token.logprobs.top}
-            for token in tokens
+        "token_logprobs": [
+            None if token.logprobs is None else max(token.logprobs.logprob, FLOOR) for token in tokens
         ],
+        "top_logprobs": [_best_texts(tokenizer, token) for token in tokens],
         "text_offset": offsets,
     }
+
+
+def _best_texts(tokenizer: Tokenizer, token: ShownToken) -> dict[str, float] | None:
+    """The best tokens and the one that stands there, as OpenAI's older endpoint always adds it."""
+    if token.logprobs is None:
+        return None
+    best = {tokenizer.token_text(token.token_id): max(token.logprobs.logprob, FLOOR)}
+    for token_id, value in token.logprobs.top:  # texts may be equal (parts of characters): the first stays
+        best.setdefault(tokenizer.token_text(token_id), max(value, FLOOR))
+    return best

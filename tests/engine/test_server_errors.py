@@ -111,7 +111,6 @@ COMPLETION_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x" * 300}, "prompt"),
     ({"suffix": "end"}, "suffix"),
     ({"best_of": 3}, "best_of"),
-    ({"echo": True, "logprobs": 1}, "echo"),
     ({"logprobs": 50}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
 ]

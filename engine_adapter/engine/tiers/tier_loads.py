@@ -86,7 +86,7 @@ class TierLoads:
 
         Changes: `sequence.load`; it must not be computed until that is None again.
         """
-        found = self._find_missing(sequence)
+        found = [] if sequence.scores_prompt else self._find_missing(sequence)
         if not found:
             return
         places = Counter(Tier.HOST if place is None else Tier.DISK for _, place in found)
