@@ -12,15 +12,11 @@ import torch
 from engine.test_engine_oracle import random_tokens
 from engine.test_model_families import reference_model
 from engine.test_tiers_engine import EagerPlanner
-from engine.tiny_models import generate, greedy_request, run_all, tiny_engine, tokens_of
+from engine.tiny_models import engine_like, generate, greedy_request, run_all, tiny_engine, tokens_of
 from engine.worker_app import Worker, running_worker, sse_events
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
 from engine_adapter.engine import prompt_scoring
-from engine_adapter.engine.engine_config import EngineConfig
-from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.loader import LoadedModel, expected_shapes
-from engine_adapter.engine.model_config import ModelConfig
 from engine_adapter.engine.sampling import SamplingParams, TokenLogprobs
 from engine_adapter.engine.sequence import EngineRequest
 from engine_adapter.engine.step_output import StepOutput
@@ -62,15 +58,9 @@ def test_scores_are_those_of_transformers(chunk: int, rows: int, monkeypatch: py
     """log_softmax of transformers' logits at every position, in one step or many, in any slices of rows."""
     monkeypatch.setattr(prompt_scoring, "SCORED_ROWS", rows)
     reference = reference_model("qwen3")
-    config = ModelConfig.from_hf_config(reference.config.to_dict())
-    names = expected_shapes(config)
-    weights = {name: tensor.clone() for name, tensor in reference.state_dict().items() if name in names}
-    loaded = LoadedModel(config=config, weights=weights, fingerprint="00" * 32)
-    settings = EngineConfig(
-        dtype="fp32", block_size=4, num_kv_blocks=64, max_batch_tokens=chunk, max_num_sequences=4
-    )
-    prompt = [token % config.vocab_size for token in PROMPT]
-    scores = scores_of(run_all(LLMEngine(loaded, settings), [scoring_request("r", prompt)])["r"])
+    engine = engine_like(reference, max_batch_tokens=chunk, max_num_sequences=4)
+    prompt = [token % reference.config.vocab_size for token in PROMPT]
+    scores = scores_of(run_all(engine, [scoring_request("r", prompt)])["r"])
     with torch.inference_mode():
         logprobs = torch.log_softmax(reference(torch.tensor([prompt])).logits[0, :-1], dim=-1)
     best = torch.topk(logprobs, 3)

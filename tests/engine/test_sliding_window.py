@@ -15,15 +15,12 @@ from engine.test_engine_oracle import CASES as ALL_CASES
 from engine.test_engine_oracle import COMMON, NUM_OUTPUT_TOKENS, prompt_with, random_tokens
 from engine.test_model_families import FAMILIES, reference_model
 from engine.test_tiers_engine import EagerPlanner
-from engine.tiny_models import TINY, generate, greedy_request, run_all, tiny_engine, tokens_of
+from engine.tiny_models import TINY, engine_like, generate, greedy_request, run_all, tiny_engine, tokens_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine_adapter.engine.engine_config import EngineConfig
 from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.loader import LoadedModel, expected_shapes
-from engine_adapter.engine.model_config import ModelConfig
 from engine_adapter.engine.pins import PinRefused, PinSpec
 from engine_adapter.engine.sampling import SamplingParams
 from engine_adapter.engine.sequence import EngineRequest
@@ -204,15 +201,9 @@ def test_tokens_equal_those_of_transformers(family: str, monkeypatch: pytest.Mon
     all_windowed = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}
     monkeypatch.setitem(FAMILIES, "qwen2_all_windowed", ("Qwen2Config", all_windowed))
     reference = reference_model(family)
-    config = ModelConfig.from_hf_config(reference.config.to_dict())
-    assert config.reach_tokens in (7, 9)
-    names = expected_shapes(config)
-    weights = {name: tensor.clone() for name, tensor in reference.state_dict().items() if name in names}
-    loaded = LoadedModel(config=config, weights=weights, fingerprint="00" * 32)
-    engine = LLMEngine(
-        loaded, EngineConfig(dtype="fp32", block_size=4, num_kv_blocks=30, debug_kv_guards=True)
-    )
-    prompt = [token % config.vocab_size for token in random_tokens(4, 50)]
+    engine = engine_like(reference, num_kv_blocks=30, debug_kv_guards=True)
+    assert engine.model_config.reach_tokens in (7, 9)
+    prompt = [token % reference.config.vocab_size for token in random_tokens(4, 50)]
     for cached in (0, 48):
         sampling = SamplingParams(temperature=0.0, max_tokens=30, num_logprobs=3)
         request = EngineRequest(request_id="r", prompt_token_ids=prompt, sampling=sampling)

@@ -7,6 +7,7 @@ depends visibly on the whole context.
 from __future__ import annotations
 
 import torch
+from transformers import PreTrainedModel
 
 from engine_adapter.engine.block_hash import root_hash
 from engine_adapter.engine.engine_config import EngineConfig
@@ -52,8 +53,22 @@ def tiny_loaded(config: ModelConfig = TINY, seed: int = 0) -> LoadedModel:
 
 def tiny_engine(model: ModelConfig = TINY, *, seed: int = 0, **settings: object) -> LLMEngine:
     """Return an fp32 engine of 64 blocks of 4 tokens unless told otherwise."""
-    config = EngineConfig(**{"dtype": "fp32", "block_size": 4, "num_kv_blocks": 64, **settings})
-    return LLMEngine(tiny_loaded(model, seed), config)
+    return LLMEngine(tiny_loaded(model, seed), tiny_settings(**settings))
+
+
+def tiny_settings(**settings: object) -> EngineConfig:
+    return EngineConfig(**{"dtype": "fp32", "block_size": 4, "num_kv_blocks": 64, **settings})
+
+
+def engine_like(reference: PreTrainedModel, **settings: object) -> LLMEngine:
+    """Return an fp32 engine with the weights of a model of transformers."""
+    config = ModelConfig.from_hf_config(reference.config.to_dict())
+    names = expected_shapes(config)
+    weights = {name: tensor.clone() for name, tensor in reference.state_dict().items() if name in names}
+    loaded = LoadedModel(config=config, weights=weights, dtype=torch.float32, fingerprint="00" * 32)
+    return LLMEngine(
+        loaded, EngineConfig(**{"dtype": "fp32", "block_size": 4, "num_kv_blocks": 64, **settings})
+    )
 
 
 def greedy_request(
