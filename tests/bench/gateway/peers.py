@@ -28,6 +28,7 @@ class Peer:
     port: int
     command: Callable[[Path, int], list[str]]
     package: str | None = None  # what pip installs into its own environment
+    python: str = sys.executable  # that the environment is made with
     program: str | None = None  # what the system must have
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -41,17 +42,21 @@ class Peer:
         if self.package is None or self.is_available(cache):
             return
         venv = venv_of(self, cache)
-        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        subprocess.run([self.python, "-m", "venv", venv], check=True)
         pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", self.package]
         subprocess.run(pip, check=True, timeout=900)
         (venv / "installed").touch()
 
 
 def venv_of(peer: Peer, cache: Path) -> Path:
-    return cache / "peers" / str(peer.package).partition("=")[0].partition("[")[0]
+    return cache / "peers" / Path(str(peer.package)).name.partition("=")[0].partition("[")[0]
 
 
 def _homing(folder: Path, port: int) -> list[str]:
+    return [sys.executable, *_homing_arguments(folder, port)]
+
+
+def _homing_arguments(folder: Path, port: int) -> list[str]:
     """All default features (sessions, metrics, usage accounting, limits); access log off, as everywhere."""
     config = {
         "listen": {"host": "127.0.0.1", "port": port},
@@ -61,7 +66,19 @@ def _homing(folder: Path, port: int) -> list[str]:
     }
     path = folder / "homing.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML
-    return [str(Path(sys.executable).with_name("homing")), "gateway", "--config", str(path)]
+    return ["-m", "gateway.main", "gateway", "--config", str(path)]
+
+
+def homing_under(python: str) -> Peer:
+    """Homing run by another Python: how one was built makes a difference of a quarter and more."""
+    return Peer(
+        name=f"homing, {python}",
+        port=28112,
+        command=lambda folder, port: ["bin/python", *_homing_arguments(folder, port)],
+        package=str(REPOSITORY),  # for what it depends on; the code is that of the working tree
+        python=python,
+        environment={"PYTHONPATH": str(REPOSITORY)},
+    )
 
 
 def _sockets_only(folder: Path, port: int) -> list[str]:
@@ -263,7 +280,7 @@ PEERS = (
 
 def start(peer: Peer, cache: Path, cpu: str) -> subprocess.Popen[bytes]:
     """Start one peer, pinned to `cpu`; its output goes to a log beside its configuration."""
-    folder = cache / "run" / peer.name.replace(" ", "-")
+    folder = cache / "run" / peer.name.replace(" ", "-").replace("/", "-")
     folder.mkdir(parents=True, exist_ok=True)
     command = peer.command(folder, peer.port)
     if command[0].startswith("bin/"):

@@ -1,6 +1,6 @@
 """`make bench-gateway`: Homing and other gateways against one mock engine, interleaved on one machine.
 
-    python tests/bench/gateway/run.py [--only NAME,...] [--scenarios NAME,...] [--repetitions 3]
+    python tests/bench/gateway/run.py [--only NAME,...] [--scenarios NAME,...] [--repetitions 3] [--python PATH]
 
 Each gateway is pinned to the last CPU, engine and load to the first, so CPU time per request is what to
 compare; rates and tails also show the machine's other load. Never asserts: it prints and stores.
@@ -22,7 +22,7 @@ from typing import Any
 
 from bodies import write_bodies
 from measure import SCENARIOS, Scenario, measure, run_load, set_engine, stop, wait_ready
-from peers import BACKEND_PORTS, PEERS, Peer, start
+from peers import BACKEND_PORTS, PEERS, Peer, homing_under, start
 from report import Runs, write_report
 
 HERE = Path(__file__).resolve().parent
@@ -53,7 +53,10 @@ def only_run() -> Iterator[None]:
 def choose(arguments: argparse.Namespace) -> tuple[list[Peer], list[Scenario]]:
     only = arguments.only.split(",") if arguments.only else None
     names = arguments.scenarios.split(",") if arguments.scenarios else None
-    peers = [peer for peer in PEERS if only is None or any(peer.name.startswith(name) for name in only)]
+    offered = list(PEERS)
+    if arguments.python:
+        offered.insert(1, homing_under(arguments.python))
+    peers = [peer for peer in offered if only is None or any(peer.name.startswith(name) for name in only)]
     return peers, [scenario for scenario in SCENARIOS if names is None or scenario.name in names]
 
 
@@ -158,6 +161,7 @@ def main() -> None:
     )
     parser.add_argument("--only", help="comma-separated beginnings of names; homing is needed for ratios")
     parser.add_argument("--scenarios", help="comma-separated names of scenarios")
+    parser.add_argument("--python", help="also run Homing under this interpreter, in an environment of its own")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--name", default="gateway", help="name of the result files")
     arguments = parser.parse_args()
