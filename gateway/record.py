@@ -48,7 +48,8 @@ class Recorder:
         if turn.is_client_gone:
             turn.status = CLIENT_CLOSED_REQUEST
         await self._renew(turn)
-        self._remember_response(turn)
+        if turn.api is Api.RESPONSES:
+            self._remember_response(turn)
         self._count(turn, now_s)
         if turn.trace is not None:
             self._link_trace(turn, turn.trace, now_s)
@@ -79,7 +80,7 @@ class Recorder:
     def _remember_response(self, turn: Turn) -> None:
         """A follow-up that names this answer must come to the backend that stored it."""
         response_id = turn.observer.response_id if turn.observer is not None else None
-        if turn.api is Api.RESPONSES and response_id and turn.decision is not None:
+        if response_id and turn.decision is not None:
             key = self._parser.response_session_key(turn.tenant.name, response_id)
             self._spawn(self._sessions.claim(key, turn.decision.backend_id, turn.epoch))
 
@@ -89,7 +90,7 @@ class Recorder:
         task.add_done_callback(self._writes.discard)
 
     def _count(self, turn: Turn, now_s: float) -> None:
-        metrics, api = self._metrics, turn.api.value
+        metrics, api = self._metrics, turn.api._value_  # `value` of an Enum member is Python code
         metrics.requests[api, status_label(turn.status)] += 1.0
         metrics.duration.observe(now_s - turn.started_s, api)
         if turn.is_client_gone:
@@ -101,7 +102,7 @@ class Recorder:
             metrics.queue_wait.observe(waited_s)
         if turn.decision is None:
             return
-        metrics.affinity[turn.affinity.value, turn.facts.key_source.value] += 1.0
+        metrics.affinity[turn.affinity._value_, turn.facts.key_source._value_] += 1.0
         if turn.moved_reason is not None:
             metrics.moves[turn.moved_reason] += 1.0
         if turn.sent_s is not None:

@@ -6,7 +6,7 @@ written from here by `record.Recorder`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from gateway.errors import GatewayError
 from gateway.limits.admission import Standing
@@ -16,9 +16,10 @@ from gateway.tenants.tenant import ANONYMOUS, Tenant
 from gateway.tracing import RequestTrace
 from gateway.values import Affinity, Api, BackendId, Binding, Decision, RequestFacts, Usage
 
+_UNREAD = RequestFacts(api=Api.OTHER)
 
-@dataclass(slots=True, kw_only=True)
-class Turn:
+
+class Turn(msgspec.Struct, kw_only=True):
     """One request's story."""
 
     request_id: str
@@ -30,7 +31,7 @@ class Turn:
     sent_body: bytes = b""  # what the last attempt sent of it
     is_upgrade: bool = False  # the client asks for a WebSocket
     cors_headers: tuple[tuple[bytes, bytes], ...] = ()  # for its answer, instead of a backend's own
-    facts: RequestFacts = field(default_factory=lambda: RequestFacts(api=Api.OTHER))
+    facts: RequestFacts = _UNREAD
     store_deadline_s: float = 0.0  # until when this request may wait for the session store
     binding: Binding | None = None
     is_store_away: bool = False  # the store could not bind this session

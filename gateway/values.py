@@ -49,6 +49,8 @@ class Api(enum.Enum):
 class KeySource(enum.Enum):
     """Where the affinity key of a request came from, best first (see `wire/keys.py`)."""
 
+    __hash__ = object.__hash__  # as in `Api`
+
     HEADER = "header"
     BODY = "body"
     COOKIE = "cookie"

@@ -125,7 +125,9 @@ class KeyWatch:
     def _note_source(self, facts: RequestFacts) -> bool:
         """Take in one turn; return whether its source names requests instead of sessions."""
         assert facts.session_key is not None
-        record = self._sources.setdefault(facts.key_source, _SourceRecord())
+        record = self._sources.get(facts.key_source)
+        if record is None:
+            record = self._sources[facts.key_source] = _SourceRecord()
         prompt = facts.prefix
         if facts.is_follow_up and self._is_known(prompt[-_MAX_ADDED - 1 : -1]):
             if record.num_follow_ups >= 4 * self._settings.min_follow_ups:  # forget slowly: clients mend

@@ -185,6 +185,14 @@ class Roster:
         }
         return warming, sum(shares.values())
 
+    def share(self, slot: int, model: str | None, now_s: float) -> float:
+        """Return the effective weight of one slot among those that take new sessions; 1 for any other."""
+        pool = self.pool(model)
+        if pool.weights is None and now_s - pool.last_joined_s >= self._settings.slow_start_s:
+            return 1.0
+        shares = self.shares(pool.tiers[0], pool, now_s) if pool.tiers[0] else None
+        return 1.0 if shares is None else shares.get(slot, 1.0)
+
     def shares(self, slots: tuple[int, ...], pool: Pool, now_s: float) -> dict[int, float] | None:
         """Return the effective weight of each slot, or None if all are plainly 1.
 

@@ -21,7 +21,7 @@ from gateway.routing.content import CompletedContent
 from gateway.routing.load import LoadTable
 from gateway.routing.naming import name_outcome
 from gateway.routing.policies.registry import make_policy
-from gateway.routing.question import Policy, Question, Surroundings
+from gateway.routing.question import EventlessPolicy, Policy, Question, Surroundings
 from gateway.routing.reservation import Reservation
 from gateway.routing.ring import Ring
 from gateway.routing.roster import ALL_TIERS, OPEN_TIERS, Pool, Roster
@@ -68,6 +68,7 @@ class Router:
         known: ContentIndex = self._shadow if content is None else CompletedContent(content, self._shadow)
         self._around = Surroundings(settings, self._roster, self._load, self._costs, self._traffic, known)
         self._policy: Policy = make_policy(settings.policy, self._around)
+        self._has_events = not isinstance(self._policy, EventlessPolicy)
 
     def reconfigure(self, settings: RoutingSettings) -> None:
         """Decide by these settings from now on. Those of `FIXED_WHILE_RUNNING` must be the same as before."""
@@ -264,19 +265,17 @@ class Router:
         if facts.api is Api.RESPONSES and known > num_bytes * ratio and facts.session_key is not None:
             num_bytes = int(known / ratio) + num_bytes  # the engine's side keeps the history
             chain = ()
-        if not chain and facts.session_key is not None:
-            # no messages to name a prefix by: the session itself is one line, as large as the prompt
-            chain = (Message(chain_hash=int(facts.session_key[:15], 16), num_bytes=num_bytes),)
-        return chain, max(1.0, num_bytes * ratio), ratio
+        return chain or _line_of_session(facts, num_bytes), max(1.0, num_bytes * ratio), ratio
 
     def reserve(
         self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None
     ) -> Reservation:
         """Count the request on its backend, before it is sent. Changes load, traffic and shadow."""
-        self._settle_silent(now_s)
+        if self._silent and self._silent[0][0] <= now_s:
+            self._settle_silent(now_s)
         target = decision.backend_id if backend_id is None else backend_id
         slot = self._roster.slot_of[target]
-        chain = self._measure(facts, None)[0]
+        chain = facts.prefix or _line_of_session(facts, facts.num_prompt_bytes)
         reservation = Reservation(facts, target, slot, self._lives[slot], chain)
         reservation.prompt_tokens = float(max(1, decision.prompt_tokens))
         for candidate in decision.ranked:
@@ -294,13 +293,14 @@ class Router:
         reservation.sent_s = now_s
         written, regretted = self._shadow.insert(slot, chain) if chain else (0, 0)
         self._traffic.add(now_s, reservation.prefill_s / self._costs.models[slot].scale, written, regretted)
-        share = self._share(slot, facts.model, now_s)
+        share = self._roster.share(slot, facts.model, now_s)
         if not facts.is_stream:
             finish_s = now_s + self._load.wait[slot] + reservation.prefill_s
             self._num_silent += 1
             heapq.heappush(self._silent, (finish_s, self._num_silent, reservation))
         self._load.send(slot, reservation.prefill_s, share, now_s)
-        self._policy.on_reserve(reservation)
+        if self._has_events:
+            self._policy.on_reserve(reservation)
         if decision.affinity is Affinity.NEW:
             self._note_new_session(slot, facts.model, now_s)
         elif decision.affinity in (Affinity.MOVED, Affinity.FAILOVER):
@@ -325,11 +325,6 @@ class Router:
                 self._end_prefill(reservation, now_s)
                 reservation.service_s = None  # predicted, not observed: nothing to learn from
 
-    def _share(self, slot: int, model: str | None, now_s: float) -> float:
-        pool = self._roster.pool(model)
-        shares = self._roster.shares(pool.tiers[0], pool, now_s) if pool.tiers[0] else None
-        return 1.0 if shares is None else shares.get(slot, 1.0)
-
     def first_token(self, reservation: Reservation, now_s: float) -> None:
         """The answer began: its prefill is done. Changes the load. Later calls change nothing."""
         self._end_prefill(reservation, now_s)
@@ -341,7 +336,8 @@ class Router:
         if self._is_current(reservation):
             reservation.service_s = self._load.service_s(reservation.slot, reservation.sent_s, now_s)
             self._load.prefilled(reservation.slot, reservation.prefill_s)
-            self._policy.on_first_token(reservation)
+            if self._has_events:
+                self._policy.on_first_token(reservation)
 
     def release(self, reservation: Reservation, now_s: float, usage: Usage | None, completed: bool) -> None:
         """The request is over, however it ended. Exactly once. Changes load, shadow and calibration.
@@ -349,14 +345,17 @@ class Router:
         A request that never began to answer counts as answered now, so that its work does not linger.
         """
         assert not reservation.is_released, "a reservation is released exactly once"
-        self._settle_silent(now_s)
+        if self._silent and self._silent[0][0] <= now_s:
+            self._settle_silent(now_s)
         was_answered = reservation.is_answered
-        self._end_prefill(reservation, now_s)
+        if not was_answered:
+            self._end_prefill(reservation, now_s)
         reservation.is_released = True
         if not self._is_current(reservation):
             return  # its backend has left the fleet, and the counts with it
         self._load.done(reservation.slot)
-        self._policy.on_release(reservation)
+        if self._has_events:
+            self._policy.on_release(reservation)
         if not was_answered:
             reservation.service_s = None  # a whole answer's time says nothing of its prefill
         if completed and usage is not None:
@@ -433,3 +432,10 @@ class Router:
             }
             for backend_id, slot in sorted(self._roster.slot_of.items())
         }
+
+
+def _line_of_session(facts: RequestFacts, num_bytes: int) -> Chain:
+    """Without messages to name a prefix by, the session itself is one line, as large as the prompt."""
+    if facts.session_key is None:
+        return ()
+    return (Message(chain_hash=int(facts.session_key[:15], 16), num_bytes=num_bytes),)

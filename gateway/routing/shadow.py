@@ -182,7 +182,8 @@ class Shadow:
         if parent is not None and not parent.children:
             cache.leaves[parent.key] = parent
         cache.used += written
-        self._shrink(slot, cache)
+        if cache.used > cache.capacity or len(lines) > self._max_lines:
+            self._shrink(slot, cache)
         return max(0, written), regretted
 
     def add_answer(self, slot: int, chain: Chain, num_bytes: int) -> None:
@@ -193,7 +194,8 @@ class Shadow:
             return
         cache.used += num_bytes - line.tail
         line.tail = num_bytes
-        self._shrink(slot, cache)
+        if cache.used > cache.capacity:
+            self._shrink(slot, cache)
 
     def forget(self, slot: int) -> None:
         """Drop all belief about this backend, as after a restart. Changes the content. O(lines)."""

@@ -28,7 +28,7 @@ _REGRET_WEIGHT = 2.0  # ghosts are remembered for half a capacity: the other hal
 class Traffic:
     """Exponential averages of arrivals, work, bytes written and bytes regretted."""
 
-    __slots__ = ("_arrivals", "_first_s", "_last_s", "_regretted", "_window_s", "_work", "_written")
+    __slots__ = ("_arrivals", "_first_s", "_last_s", "_regretted", "_window_s", "_work", "_written", "regret")
 
     def __init__(self, settings: RoutingSettings) -> None:
         self._window_s = settings.traffic_window_s
@@ -36,6 +36,7 @@ class Traffic:
         self._last_s = 0.0
         self._arrivals = self._work = 0.0
         self._written = self._regretted = 0.0
+        self.regret = 0.0  # tokens recomputed later per token written now
 
     def pressure(self, now_s: float, num_backends: int, scale: float = 1.0) -> float:
         """Return the requests per second of own work that one more second delays. Changes nothing.
@@ -53,13 +54,6 @@ class Traffic:
         return rate * (1.0 + self.regret) / (1.0 - utilisation)
 
     @property
-    def regret(self) -> float:
-        """Tokens recomputed later per token written now."""
-        return (
-            min(_MAX_REGRET, _REGRET_WEIGHT * self._regretted / self._written) if self._written > 0 else 0.0
-        )
-
-    @property
     def mean_work(self) -> float:
         """Work per request, in prefill seconds at the configured default speed."""
         return self._work / self._arrivals if self._arrivals > 0 else 0.0
@@ -75,4 +69,6 @@ class Traffic:
         self._work = self._work * fade + work
         self._written = self._written * slow_fade + written_bytes
         self._regretted = self._regretted * slow_fade + regretted_bytes
+        if self._written > 0:
+            self.regret = min(_MAX_REGRET, _REGRET_WEIGHT * self._regretted / self._written)
         self._last_s = max(self._last_s, now_s)

@@ -9,7 +9,8 @@ Knows nothing of prompts beyond the bytes of a fingerprint that it is handed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+
+import msgspec
 
 from gateway.values import KeySource, SessionKey
 from gateway.wire.bodies import ABSENT, Body
@@ -17,7 +18,7 @@ from gateway.wire.keys import HeaderScan, IdentityFinder, KeyHasher, Scope, leng
 from gateway.wire.settings import KeySettings
 
 
-class Key(NamedTuple):
+class Key(msgspec.Struct, frozen=True, gc=False):
     """The affinity key of a request."""
 
     session_key: SessionKey
@@ -25,7 +26,7 @@ class Key(NamedTuple):
     is_bucket: bool
 
 
-class Names(NamedTuple):
+class Names(msgspec.Struct, frozen=True, gc=False):
     """All that one request says about who it belongs to."""
 
     headers: HeaderScan

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gateway.errors import BadRequest
+from gateway.wire.header_names import HeaderNames
 from gateway.wire.settings import HeaderSettings
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -44,6 +45,11 @@ _INTERNAL_PREFIX: Final = b"x-homing-"
 # Our own names for sessions are meant for a next gateway in the chain.
 _PASSED_INTERNAL: Final = frozenset({b"x-homing-session-id", b"x-homing-auxiliary"})
 
+# What becomes of a header on its way to a backend.
+_IS_DROPPED: Final = 0
+_PASSES: Final = 1
+_LISTS: Final = 2  # names others that belong to this connection, and is dropped itself
+
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -53,13 +59,12 @@ class RequestHeads:
     def __init__(self, settings: HeaderSettings, *, passes_credentials: bool = True) -> None:
         """`passes_credentials`: clients' own go on to backends that have no key of the gateway's."""
         dropped = _HOP_BY_HOP | _SET_BY_US | {name.encode() for name in settings.stripped_headers}
+        prefixes: tuple[bytes, ...] = (_INTERNAL_PREFIX,)
         if not settings.trust_forwarded_headers:
             dropped |= _FORWARDED
-        self._dropped_with_key = dropped | _CREDENTIALS
-        self._dropped = dropped if passes_credentials else self._dropped_with_key
-        self._prefixes = (
-            (_INTERNAL_PREFIX,) if settings.trust_forwarded_headers else (_INTERNAL_PREFIX, b"x-forwarded-")
-        )
+            prefixes += (b"x-forwarded-",)
+        self._fates_with_key = _fates(dropped | _CREDENTIALS, prefixes)
+        self._fates = _fates(dropped, prefixes) if passes_credentials else self._fates_with_key
 
     def build(
         self,
@@ -78,19 +83,17 @@ class RequestHeads:
         `body_length` None means no body; `authorization` replaces the client's credentials; `is_upgrade`
         asks for a WebSocket. Raises BadRequest where a value holds a line break or NUL. One pass, O(headers).
         """
-        dropped = self._dropped if authorization is None else self._dropped_with_key
-        prefixes = self._prefixes
+        fates = self._fates if authorization is None else self._fates_with_key
         lines = [
             f"{method} {target} HTTP/1.1\r\nhost: {host}\r\nx-request-id: {request_id}".encode("latin-1")
         ]
         connection = b""
-        for name, value in raw_headers:
-            lowered = name.lower()
-            if lowered in dropped:
-                if lowered == b"connection":
-                    connection += b"," + value
-            elif not lowered.startswith(prefixes) or lowered in _PASSED_INTERNAL:
-                lines.append(b"%b: %b" % (name, value))
+        for header in raw_headers:
+            fate = fates[header[0]]
+            if fate == _PASSES:
+                lines.append(b"%b: %b" % header)
+            elif fate == _LISTS:
+                connection += b"," + header[1]
         if connection:
             lines = _without_listed(lines, connection)
         if authorization is not None:
@@ -104,6 +107,15 @@ class RequestHeads:
         if head.count(b"\n") != num_breaks or head.count(b"\r") != num_breaks or b"\0" in head:
             raise BadRequest("a header holds a line break or a NUL", param="headers")
         return head + b"\r\n\r\n"
+
+
+def _fates(dropped: frozenset[bytes], prefixes: tuple[bytes, ...]) -> HeaderNames[int]:
+    def fate_of(name: bytes) -> int:
+        if name in dropped:
+            return _LISTS if name == b"connection" else _IS_DROPPED
+        return _IS_DROPPED if name.startswith(prefixes) and name not in _PASSED_INTERNAL else _PASSES
+
+    return HeaderNames(fate_of)
 
 
 def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.values import SessionKey
+from gateway.wire.header_names import HeaderNames
 from gateway.wire.settings import KeySettings
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -92,14 +93,13 @@ class IdentityFinder:
 
     def __init__(self, settings: KeySettings) -> None:
         # What each header of interest is: the rank of a session header, or another role.
-        self._roles: dict[bytes, int | str] = {
-            name.encode(): rank for rank, name in enumerate(settings.headers)
-        }
-        self._roles |= {name.encode(): "auxiliary" for name in settings.auxiliary_headers}
-        self._roles |= {name.encode(): "qualifier" for name in settings.header_qualifiers}
+        roles: dict[bytes, int | str] = {name.encode(): rank for rank, name in enumerate(settings.headers)}
+        roles |= {name.encode(): "auxiliary" for name in settings.auxiliary_headers}
+        roles |= {name.encode(): "qualifier" for name in settings.header_qualifiers}
         if settings.cookie_name is not None:
-            self._roles[b"cookie"] = "cookie"
+            roles[b"cookie"] = "cookie"
             self._cookie_prefix = settings.cookie_name.encode() + b"="
+        self._roles: HeaderNames[int | str | None] = HeaderNames(roles.get)
         self._ignored = frozenset(to_bytes(value.lower()) for value in settings.ignored_values)
         self._ignored_pattern = re.compile(to_bytes(settings.ignored_pattern))
         self._max_length = settings.max_key_length
@@ -109,7 +109,7 @@ class IdentityFinder:
         found = HeaderScan([])
         roles = self._roles
         for name, value in raw_headers:
-            role = roles.get(name.lower())
+            role = roles[name]
             if role is None:
                 continue
             if isinstance(role, int):

@@ -85,7 +85,7 @@ class PromptReader:
         """Return the prompt of `body`, hashed for `scope`. Changes only the memo."""
         if body.messages is None:
             return self._read_text(body, scope)
-        messages = [bytes(message) for message in body.messages]
+        messages = list(map(bytes, body.messages))
         roles = _Roles(messages)
         num_system = 0 if api is Api.MESSAGES else roles.num_system
         system, turns = messages[:num_system], messages[num_system:]

@@ -39,7 +39,7 @@ class HomingPolicy(EventlessPolicy):
             is_free = home[3] <= settings.stay_margin_s
             if home[0] <= settings.stay_margin_s or (is_free and 2.0 * home[2] >= question.prompt_tokens):
                 # nobody can be clearly cheaper: it is free here, and holds most of the prompt
-                return self._candidates([home], home_slot)
+                return [self._candidate(home, home_slot)]
         levels = content.levels(question.chain)
         open_slots = question.slots if home is not None else self._open_slots(question)
         cached_of: dict[int, int] = {}
@@ -77,18 +77,18 @@ class HomingPolicy(EventlessPolicy):
 
     def _candidates(self, priced: Sequence[_Priced], home: int | None) -> list[Candidate]:
         """Return the best few as candidates; building one costs as much as pricing three."""
-        backend_id = self._around.roster.backend_id
-        return [
-            Candidate(
-                backend_id=backend_id(slot),
-                price=price,
-                reason="home" if slot == home else "content" if cached else "least_work",
-                expected_cached_tokens=int(cached),
-                wait_s=wait_s,
-                prefill_s=prefill_s,
-            )
-            for price, slot, cached, wait_s, prefill_s in priced[:_SHOWN]
-        ]
+        return [self._candidate(item, home) for item in priced[:_SHOWN]]
+
+    def _candidate(self, priced: _Priced, home: int | None) -> Candidate:
+        price, slot, cached, wait_s, prefill_s = priced
+        return Candidate(
+            backend_id=self._around.roster.backend_id(slot),
+            price=price,
+            reason="home" if slot == home else "content" if cached else "least_work",
+            expected_cached_tokens=int(cached),
+            wait_s=wait_s,
+            prefill_s=prefill_s,
+        )
 
     def _open_slots(self, question: Question) -> tuple[int, ...]:
         """Slots that may take a new session: near the mean of recent work, and within the load bound."""

@@ -1,6 +1,7 @@
 """`make bench-gateway`: Homing and other gateways against one mock engine, interleaved on one machine.
 
-    python tests/bench/gateway/run.py [--only NAME,...] [--scenarios NAME,...] [--repetitions 3] [--python PATH]
+    python tests/bench/gateway/run.py [--only NAME,...] [--scenarios NAME,...] [--repetitions 3]
+           [--python PATH]
 
 Each gateway is pinned to the last CPU, engine and load to the first, so CPU time per request is what to
 compare; rates and tails also show the machine's other load. Never asserts: it prints and stores.
@@ -161,7 +162,7 @@ def main() -> None:
     )
     parser.add_argument("--only", help="comma-separated beginnings of names; homing is needed for ratios")
     parser.add_argument("--scenarios", help="comma-separated names of scenarios")
-    parser.add_argument("--python", help="also run Homing under this interpreter, in an environment of its own")
+    parser.add_argument("--python", help="also run Homing under this interpreter")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--name", default="gateway", help="name of the result files")
     arguments = parser.parse_args()
