@@ -18,12 +18,14 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import yaml
 from rich.console import Console
 
 from gateway.commands.exits import UsageError
+from gateway.config import ConfigError, load_config, parse_config
 
 STOP_TIMEOUT_S = 8.0
 RESTART_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -161,8 +163,9 @@ class Supervisor:
         _check_port(options.host, options.port, "--port")
         _check_port("127.0.0.1", options.admin_port, "--admin-port")
         self._run_dir.mkdir(parents=True, exist_ok=True)
-        await self._prepare_model()
         ports = _free_ports(options.worker_port, options.backends, {options.port, options.admin_port})
+        gateway = self._make_gateway(ports)
+        await self._prepare_model()
         self._workers = [self._worker(number, port) for number, port in enumerate(ports)]
         for child in self._workers:
             child.log_path.unlink(missing_ok=True)
@@ -171,11 +174,11 @@ class Supervisor:
             for child in self._workers:
                 await child.wait_ready(300.0)
                 self._console.print(f"  {child.name} is ready on port {child.ready_url.split(':')[2][:-6]}")
-        self._gateway = self._make_gateway(ports)
-        self._gateway.log_path.unlink(missing_ok=True)
-        await self._gateway.start()
+        self._gateway = gateway
+        gateway.log_path.unlink(missing_ok=True)
+        await gateway.start()
         with self._console.status("Starting the gateway …"):
-            await self._gateway.wait_ready(60.0)
+            await gateway.wait_ready(60.0)
 
     async def _prepare_model(self) -> None:
         """Fetch and convert the default model once, with its progress on our own terminal."""
@@ -207,8 +210,31 @@ class Supervisor:
         )
 
     def _make_gateway(self, ports: list[int]) -> Child:
+        """Write its configuration. Raises UsageError for one that it could not start with."""
         options = self._options
-        config = yaml.safe_load(options.config.read_text()) or {} if options.config else {}
+        try:
+            load_config(options.config)
+            config = yaml.safe_load(options.config.read_text()) or {} if options.config else {}
+            self._fill_in(config, ports)
+            parse_config(config)
+        except ConfigError as error:
+            raise UsageError(str(error)) from error
+        path = self._run_dir / "homing.yaml"
+        path.write_text("# Written by `homing up`.\n" + yaml.safe_dump(config, sort_keys=False))
+        command = [
+            *(sys.executable, "-m", "gateway.main", "gateway"),
+            *("--config", str(path), "--die-with-parent"),
+        ]
+        return Child(
+            name="gateway",
+            command=command,
+            ready_url=f"http://{options.host}:{options.port}/readyz",
+            log_path=self._run_dir / "gateway.log",
+        )
+
+    def _fill_in(self, config: dict[str, Any], ports: list[int]) -> None:
+        """Put what this fleet decides in the place of what the file says."""
+        options = self._options
         config["listen"] = {"host": options.host, "port": options.port}
         config["admin"] = {**config.get("admin", {}), "port": options.admin_port}
         config["backends"] = [
@@ -217,23 +243,6 @@ class Supervisor:
         ]
         if options.policy:
             config["routing"] = {**config.get("routing", {}), "policy": options.policy}
-        path = self._run_dir / "homing.yaml"
-        path.write_text("# Written by `homing up`.\n" + yaml.safe_dump(config, sort_keys=False))
-        command = [
-            sys.executable,
-            "-m",
-            "gateway.main",
-            "gateway",
-            "--config",
-            str(path),
-            "--die-with-parent",
-        ]
-        return Child(
-            name="gateway",
-            command=command,
-            ready_url=f"http://{options.host}:{options.port}/readyz",
-            log_path=self._run_dir / "gateway.log",
-        )
 
     # -- supervise
 

@@ -204,6 +204,14 @@ def test_killing_the_supervisor_leaves_no_orphans(model: Path, tmp_path: Path) -
     [
         (["up", "--model", "/no/such/model"], "there is no model at /no/such/model"),
         (["up", "--backends", "0"], "--backends must be at least 1"),
+        (
+            ["up", "--port", "0", "--admin-port", "0", "--config", "/no/such.yaml"],
+            "cannot read /no/such.yaml",
+        ),
+        (
+            ["up", "--port", "0", "--admin-port", "0", "--policy", "nope"],
+            "routing: policy must be one of homing,",
+        ),
         (["gateway", "--config", "/no/such.yaml"], "cannot read /no/such.yaml"),
         (["gateway", "--backend", "ftp://x"], "must start with http://"),
     ],
