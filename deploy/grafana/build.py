@@ -184,6 +184,12 @@ FLEET = (
         "Grows with each reload; falls to 1 at a restart.",
         Curve("max by (instance) (homing_config_generation)", "{{instance}}"),
     ),
+    curves(
+        "Log lines lost",
+        "ops",
+        "Above 0, what reads the gateways' standard error is too slow or has gone.",
+        Curve(rate("homing_log_lines_lost_total", "instance"), "{{instance}}"),
+    ),
 )
 
 
