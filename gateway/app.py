@@ -130,9 +130,10 @@ class Gateway:
         self.reader = self._make_reader(config)
         journal_sessions = config.admin.journal_sessions if config.admin.is_enabled else 0
         self.journal = Journal(journal_sessions) if journal_sessions else None
-        self.recorder = Recorder(
-            self.metrics, self.sessions, self.reader.parser, self._access_log(config), self.journal
-        )
+        self._log = AccessLog(None if lines is None else lines.put)
+        access_log = self._log if config.log.access else None
+        self.recorder = Recorder(self.metrics, self.sessions, self.reader.parser, access_log, self.journal)
+        self.recorder.debug_log = self._log
         self.handover = Handover(
             config.fleet, self.fleet, self.router, self.sessions, self.pools, clock=clock
         )
@@ -300,7 +301,7 @@ class Gateway:
         before, self.config = self.config, config
         if config.log.level != before.log.level:
             logging.getLogger().setLevel(config.log.level.upper())
-        self.recorder.access_log = self._access_log(config)
+        self.recorder.access_log = self._log if config.log.access else None
         self.router.reconfigure(config.routing)
         self.fleet.reconfigure(config.health)
         self.prober.reconfigure(config.health, config.fleet)
@@ -381,10 +382,6 @@ class Gateway:
             kv_usage=report.kv_usage or 0.0,
             now_s=self._clock(),
         )
-
-    def _access_log(self, config: Config) -> AccessLog | None:
-        write = None if self.lines is None else self.lines.put
-        return AccessLog(write) if config.log.access else None
 
     def _degraded(self) -> list[str]:
         return ["session_store"] if self.sessions.stats().is_degraded else []

@@ -39,6 +39,7 @@ class Recorder:
         journal: Journal | None = None,
     ) -> None:
         self._metrics, self._sessions, self.access_log = metrics, sessions, access_log
+        self.debug_log = AccessLog()  # for requests told in full where others are not told at all
         self._parser = parser
         self._journal = journal
         self._writes: set[asyncio.Task[Any]] = set()
@@ -58,7 +59,7 @@ class Recorder:
         if self.access_log is not None:
             self.access_log.write(_access_line(turn, now_s))
         if turn.is_debug:
-            (self.access_log or AccessLog()).write(debug_line(turn))
+            (self.access_log or self.debug_log).write(debug_line(turn))
 
     async def close(self) -> None:
         """Wait for background writes; each is bounded by the store's own budget."""

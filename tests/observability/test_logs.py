@@ -70,6 +70,17 @@ async def test_an_operator_may_have_one_request_told_in_full() -> None:
     assert not [name for headers in sent for name in headers if name.startswith("x-homing-")]
 
 
+async def test_one_request_is_told_in_full_where_others_are_not_told() -> None:
+    """With `log.access` off there is this line and no other; it goes where access lines would."""
+    told: list[dict[str, Any]] = []
+    async with GatewayWorld(1, environ={"HOMING_ADMIN_TOKEN": TOKEN}) as world:
+        assert world.gateway.recorder.access_log is None
+        world.gateway.recorder.debug_log = AccessLog(lambda data: told.append(json.loads(data)))
+        await ask(world)
+        await ask(world, **{"x-homing-log-level": "debug", "x-homing-admin-token": TOKEN})
+    assert [line["event"] for line in told] == ["request_debug"]
+
+
 @pytest.mark.parametrize(
     "headers",
     [
