@@ -18,6 +18,7 @@ COPY cuda ./cuda
 RUN /opt/homing/bin/pip install --no-cache-dir --constraint constraints.txt \
     ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} ".[$VARIANT,grammar]"
 # The kernels for CPUs, compiled here because the image below has no compiler.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
     && /opt/homing/bin/python -m paged_kv.kernels.native /opt/homing/kernels engine_adapter/engine/cpu_kernels.c
 
