@@ -2,8 +2,9 @@
 
 Decisions, each measured on a CPU: whole tiles are gathered with one `index_select` over contiguous rows
 (single tokens cost a third more at 2k context); at decode the query heads that share a KV head become the
-query length, so KV is never repeated; a fresh prompt uses the keys and values at hand; masks are additive in
-the query's dtype and made once per step. Invariants: see `attention`.
+query length, so KV is never repeated; where the compiled kernel serves (fp32 on a CPU, one thread), decodes
+are not gathered at all; a fresh prompt uses the keys and values at hand; masks are additive in the query's
+dtype and made once per step. Invariants: see `attention`.
 """
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from paged_kv import reference
 from paged_kv.batch import AttentionBatch
 from paged_kv.codec import MAX_STORED_SCALE, MIN_STORED_SCALE, SCALE_UNIT
+from paged_kv.kernels.decode_cpu import NativeDecode
 from paged_kv.layout import SCALE_BYTES, KVDtype, KVLayout
 from paged_kv.memory import KVArena, check_rows
 from paged_kv.torch_plan import DecodeGroup, Prefill, StepPlan, plan_step
@@ -83,6 +85,14 @@ def attend_prefill(
     return out[0].transpose(0, 1)
 
 
+def _has_packed_heads(rows: torch.Tensor) -> bool:
+    return rows.stride()[1:] == (rows.shape[2], 1)
+
+
+def _suits_native(tensor: torch.Tensor) -> bool:
+    return tensor.dtype is torch.float32 and torch.get_num_threads() == 1
+
+
 def storage_dtype(layout: KVLayout) -> torch.dtype:
     """Return the torch type in which a layout stores values."""
     return _STORED[layout.dtype]
@@ -108,12 +118,18 @@ class TorchBackend:
             self._rows = self._rows.view(self._stored_dtype)
         scales_end = layout.tile_data_bytes + layout.block_size * SCALE_BYTES
         self._scale_bytes = slice(layout.tile_data_bytes, scales_end)
+        self._native: NativeDecode | None = None
+        if NativeDecode.serves(layout, self._bytes.device):
+            self._native = NativeDecode(self._tiles, layout, group=self._group, scale=scale)
         self._planned: tuple[AttentionBatch, torch.dtype, StepPlan] | None = None
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
         """See AttentionBackend."""
         plan = self._plan(batch, key)
         for is_value, rows in ((False, key), (True, value)):
+            if self._native is not None and rows.dtype is torch.float32 and _has_packed_heads(rows):
+                self._native.write(layer, rows, plan.first_tiles, plan.write_offsets, is_value=is_value)
+                continue
             tiles = plan.write_tiles + (
                 layer * self._layout.tiles_per_layer + is_value * self._layout.num_kv_heads
             )
@@ -129,9 +145,18 @@ class TorchBackend:
     ) -> torch.Tensor:
         """See AttentionBackend."""
         plan = self._plan(batch, query)
-        if not plan.prefills and len(plan.decode_groups) == 1:  # the common step: rows are already in order
-            return self._decode(layer, query, plan.decode_groups[0])
+        native = plan.native_decode
+        if not plan.prefills:  # the common step: rows are already in order
+            if native is not None:
+                assert self._native is not None
+                return self._native.attend(layer, query, native)
+            if len(plan.decode_groups) == 1:
+                return self._decode(layer, query, plan.decode_groups[0])
         out = torch.empty_like(query)
+        if native is not None:
+            assert self._native is not None
+            rows_of = native.token_rows
+            out.index_copy_(0, rows_of, self._native.attend(layer, query.index_select(0, rows_of), native))
         for group in plan.decode_groups:
             out.index_copy_(
                 0, group.token_rows, self._decode(layer, query.index_select(0, group.token_rows), group)
@@ -189,6 +214,7 @@ class TorchBackend:
                 sliding_window=self._sliding_window,
                 dtype=tensor.dtype,
                 device=self._bytes.device,
+                native=self._native if _suits_native(tensor) else None,
             )
             self._planned = planned = (batch, tensor.dtype, plan)
         return planned[2]

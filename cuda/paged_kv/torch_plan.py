@@ -6,6 +6,8 @@ A batch is cut into work of two kinds, so that no work is padded to more than tw
   whose block counts round up to the same power of two;
 - prefills: each sequence with several new tokens alone, unpadded.
 
+Where the compiled decode serves, it takes all sequences with one new token together: it pads nothing.
+
 Tile rows are for layer 0; a layer adds `layer * tiles_per_layer`. Invariant: every row of a decode group at
 or past a sequence's end is listed in `tail_rows`, so the backend can zero what it gathered there: a weight of
 zero does not silence a NaN.
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_kv.batch import AttentionBatch
+from paged_kv.kernels.decode_cpu import NativeDecode, NativeDecodePlan
 from paged_kv.layout import KVLayout
 
 
@@ -47,9 +50,11 @@ class Prefill:
 class StepPlan:
     """Everything the layers of one step share."""
 
-    write_tiles: torch.Tensor  # (num_tokens, num_kv_heads) int64: K tile of each new row in layer 0
+    first_tiles: torch.Tensor  # (num_tokens,) int64: K tile of each new token's first head in layer 0
+    write_tiles: torch.Tensor  # (num_tokens, num_kv_heads) int64: of every head
     write_offsets: torch.Tensor  # (num_tokens, 1) int64: row inside the tile
     decode_groups: list[DecodeGroup]
+    native_decode: NativeDecodePlan | None  # instead of groups
     prefills: list[Prefill]
 
 
@@ -142,11 +147,15 @@ def plan_step(
     sliding_window: int | None,
     dtype: torch.dtype,
     device: torch.device,
+    native: NativeDecode | None = None,
 ) -> StepPlan:
     """Derive a step's plan for queries of `dtype`, with all tensors on `device`."""
     groups: dict[int, list[int]] = {}
+    decodes = [index for index, query in enumerate(batch.query_lens) if query == 1] if native else []
     prefills = []
     for index, query in enumerate(batch.query_lens):
+        if query == 1 and native is not None:
+            continue
         if query == 1:
             num_blocks = len(batch.used_blocks(index)) - batch.first_block(index, sliding_window)
             groups.setdefault(num_blocks.bit_length(), []).append(index)
@@ -157,11 +166,13 @@ def plan_step(
     slots = torch.from_numpy(batch.slot_mapping)
     first_tiles = slots // layout.block_size * layout.tiles_per_block
     return StepPlan(
+        first_tiles=first_tiles.to(device),
         write_tiles=(first_tiles[:, None] + torch.arange(layout.num_kv_heads)).to(device),
         write_offsets=(slots % layout.block_size)[:, None].to(device),
         decode_groups=[
             _plan_decode_group(batch, layout, members, window=sliding_window, dtype=dtype, device=device)
             for members in groups.values()
         ],
+        native_decode=native.plan(batch, decodes, sliding_window) if native and decodes else None,
         prefills=prefills,
     )

@@ -247,3 +247,17 @@ void homing_gated(const float *rows, long num_rows, long num_inner, float *out) 
             store(out + k, gate / (1.0f + exponential(-gate)) * load(rows + num_inner + k));
         }
 }
+
+/* Turn heads in place: element i with element i + half, by the angles of the token. heads: num_heads of
+ * 2 * half floats per token, tokens `stride` floats apart; cosines and sines: [token][2 * half], the first half of
+ * the sines negated; half is a multiple of LANES. */
+void homing_rotate(float *heads, long num_tokens, long stride, long num_heads, long half, const float *cosines,
+                   const float *sines) {
+    for (; num_tokens > 0; num_tokens--, heads += stride, cosines += 2 * half, sines += 2 * half)
+        for (float *head = heads; head < heads + num_heads * 2 * half; head += 2 * half)
+            for (long i = 0; i < half; i += LANES) {
+                f8 low = load(head + i), high = load(head + half + i);
+                store(head + i, low * load(cosines + i) + high * load(sines + i));
+                store(head + half + i, high * load(cosines + half + i) + low * load(sines + half + i));
+            }
+}

@@ -1,4 +1,4 @@
-"""Our compiled kernels for a CPU, as functions of tensors: products by bf16 weights, norm, gate.
+"""Our compiled kernels for a CPU, as functions of tensors: products by bf16 weights, norm, gate, rotation.
 
 They take contiguous fp32 rows and one thread; callers make sure with `kernels_for` and `fits`, and have
 torch's operators otherwise. Why they exist: torch multiplies fp32 rows by 16-bit weights only after packing
@@ -20,6 +20,7 @@ from paged_kv.kernels.native import native_library
 
 SOURCE = Path(__file__).with_suffix(".c")
 IN_MULTIPLE = 16  # PAIRS in the source
+LANES = 8
 SCRATCH_ROWS = 24  # FEW_ROWS in the source: the larger of its two uses of scratch memory
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
 
@@ -34,7 +35,9 @@ class CPUKernels:
         self._rms_norm.argtypes = [_pointer, _long, _long, _pointer, ctypes.c_float, _pointer]
         self._gated = library.homing_gated
         self._gated.argtypes = [_pointer, _long, _long, _pointer]
-        for function in (self._linear, self._rms_norm, self._gated):
+        self._rotate = library.homing_rotate
+        self._rotate.argtypes = [_pointer, _long, _long, _long, _long, _pointer, _pointer]
+        for function in (self._linear, self._rms_norm, self._gated, self._rotate):
             function.restype = None
 
     def linear(self, rows: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -65,6 +68,16 @@ class CPUKernels:
         out = torch.empty(num_rows, width // 2)
         self._gated(rows.data_ptr(), num_rows, width // 2, out.data_ptr())
         return out
+
+    def rotate(self, heads: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Turn the first `num_heads` of contiguous `(num_tokens, heads, head_dim)`, as `rope.rotate` does.
+
+        Changes: `heads`, in place.
+        """
+        num_tokens, _, head_dim = heads.shape
+        half = head_dim // 2
+        address, stride = heads.data_ptr(), heads.stride(0)
+        self._rotate(address, num_tokens, stride, num_heads, half, cos.data_ptr(), sin.data_ptr())
 
 
 def kernels_for(dtype: torch.dtype, device: torch.device) -> CPUKernels | None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from engine_adapter.engine.cpu_kernels import CPUKernels, fits, kernels_for
+from engine_adapter.engine.cpu_kernels import LANES, CPUKernels, fits, kernels_for
 from engine_adapter.engine.linear import Linear, is_halvable, make_linear
 from engine_adapter.engine.model_config import ModelConfig
 from engine_adapter.engine.rope import RotaryEmbedding, rotate
@@ -23,7 +23,6 @@ from paged_kv.attention import AttentionBackend
 from paged_kv.batch import AttentionBatch
 
 Weights = dict[str, torch.Tensor]
-LANES = 8  # of our kernels: widths that are no multiple are left to torch
 
 
 class LlamaModel:
@@ -142,6 +141,13 @@ class LayerOperators:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
+    def turn(self, heads: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Return the first heads of `(num_tokens, heads, head_dim)` rotated. May change `heads`."""
+        if self._kernels is not None and heads.shape[2] % (2 * LANES) == 0 and heads.is_contiguous():
+            self._kernels.rotate(heads, num_heads, cos, sin)
+            return heads[:, :num_heads]
+        return rotate(heads[:, :num_heads], cos, sin)
+
 
 class DecoderLayer:
     """Attention and gated MLP, each behind a norm and added to the stream."""
@@ -198,15 +204,15 @@ class DecoderLayer:
         """Return rotated query and key, and value, each `(num_tokens, heads, head_dim)`."""
         config = self._config
         num_query, num_kv = config.num_attention_heads, config.num_key_value_heads
-        heads = self._qkv(normed).view(-1, num_query + 2 * num_kv, config.head_dim)
-        turning, value = torch.split(heads, [num_query + num_kv, num_kv], dim=1)
+        num_turning = num_query + num_kv
+        heads = self._qkv(normed).view(-1, num_turning + num_kv, config.head_dim)
+        turning, value = heads, heads[:, num_turning:]
         if self._query_norm is not None and self._key_norm is not None:
-            query, key = torch.split(turning, [num_query, num_kv], dim=1)
-            query = rms_norm(query, self._query_norm, config.rms_norm_eps)
-            key = rms_norm(key, self._key_norm, config.rms_norm_eps)
+            query = rms_norm(heads[:, :num_query], self._query_norm, config.rms_norm_eps)
+            key = rms_norm(heads[:, num_query:num_turning], self._key_norm, config.rms_norm_eps)
             turning = torch.cat((query, key), dim=1)
-        query, key = torch.split(rotate(turning, cos, sin), [num_query, num_kv], dim=1)
-        return query, key, value
+        turned = self._ops.turn(turning, num_turning, cos, sin)
+        return turned[:, :num_query], turned[:, num_query:], value
 
 
 def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

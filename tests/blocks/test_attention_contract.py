@@ -5,7 +5,7 @@ cases on a GPU (see tests/gpu).
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,9 @@ from paged_kv.memory import KVArena
 
 DEVICE = os.environ.get("PAGED_KV_DEVICE", "cpu")
 BACKENDS = (
-    ("reference", "torch", "cupy", "flashinfer") if DEVICE == "cpu" else ("torch", "cupy", "flashinfer")
+    ("reference", "torch", "torch on one thread", "cupy", "flashinfer")
+    if DEVICE == "cpu"
+    else ("torch", "cupy", "flashinfer")
 )
 # A GPU sums in another order and rounds exponentials differently.
 FLOAT32_TOLERANCE = 2e-5 if DEVICE == "cpu" else 2e-4
@@ -102,8 +104,11 @@ MakeBench = Callable[..., Bench]
 
 
 @pytest.fixture(params=BACKENDS)
-def make_bench(request: pytest.FixtureRequest) -> MakeBench:
-    """Return a factory of benches for one backend."""
+def make_bench(request: pytest.FixtureRequest) -> Iterator[MakeBench]:
+    """Return a factory of benches for one backend; on one thread the compiled decode takes part."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1 if request.param == "torch on one thread" else 2)
+    name = request.param.split()[0]
 
     def make(
         *,
@@ -128,7 +133,7 @@ def make_bench(request: pytest.FixtureRequest) -> MakeBench:
             pytest.skip(reason)
         arena = KVArena.allocate(layout, DEVICE)
         backend = make_backend(
-            request.param, arena, num_heads=num_heads, scale=head_dim**-0.5, sliding_window=sliding_window
+            name, arena, num_heads=num_heads, scale=head_dim**-0.5, sliding_window=sliding_window
         )
         return Bench(
             backend=backend,
@@ -140,7 +145,8 @@ def make_bench(request: pytest.FixtureRequest) -> MakeBench:
             rng=np.random.default_rng(seed),
         )
 
-    return make
+    yield make
+    torch.set_num_threads(num_threads)
 
 
 def batch_of(bench: Bench, *sequences: tuple[int, int, list[int]]) -> AttentionBatch:

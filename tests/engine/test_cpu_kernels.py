@@ -14,6 +14,7 @@ from torch.nn import functional
 from engine_adapter.engine import cpu_kernels
 from engine_adapter.engine.cpu_kernels import CPUKernels, fits, kernels_for
 from engine_adapter.engine.linear import make_linear
+from engine_adapter.engine.rope import rotate
 from paged_kv.kernels import native
 from paged_kv.kernels.native import compile_into, is_supported, native_library
 
@@ -87,6 +88,16 @@ def test_gate_is_that_of_torch(kernels: CPUKernels) -> None:
     rows = torch.stack([torch.cat([gate, torch.full_like(gate, 3.0)])])
     expected = functional.silu(gate)[None] * 3.0
     torch.testing.assert_close(kernels.gated(rows), expected, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_rotation_is_that_of_torch(kernels: CPUKernels, head_dim: int) -> None:
+    """The first heads of each token are turned in place, the others stay."""
+    heads = torch.randn(5, 4, head_dim)
+    cos, sin = torch.randn(5, 1, head_dim), torch.randn(5, 1, head_dim)
+    expected = torch.cat([rotate(heads[:, :3], cos, sin), heads[:, 3:]], dim=1)
+    kernels.rotate(heads, 3, cos, sin)
+    torch.testing.assert_close(heads, expected)
 
 
 def test_only_what_the_kernels_can_read_goes_to_them() -> None:

@@ -1,0 +1,147 @@
+/* Attention of new tokens over paged fp32 keys and values, one core, without gathering them first; and storing
+ * keys and values.
+ *
+ * For each sequence and KV head: the scores of the query heads that share it against every visible position,
+ * their softmax, then the weighted sum of the values, each tile read once per pass where it lies. A gathered
+ * copy would be written and read again: three times the traffic of what is bound by memory.
+ * Positions outside [first, length) are never read, so whatever they hold cannot matter.
+ * Vector extensions of GCC and Clang. Proven against `reference` by the contract tests of the backends.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+
+typedef float f8 __attribute__((vector_size(32)));
+typedef float f4 __attribute__((vector_size(16)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+
+enum { LANES = 8, GROUP = 4 /* query heads at a time: with values in registers, all sixteen are in use */ };
+
+struct shape {
+    long num_kv_heads, group, head_dim, block_size, tiles_per_block;
+    float scale;
+};
+
+INLINE f8 load(const float *from) { f8 value; memcpy(&value, from, sizeof value); return value; }
+INLINE void store(float *to, f8 value) { memcpy(to, &value, sizeof value); }
+INLINE f8 choose(i8 mask, f8 yes, f8 no) { return (f8)((mask & (i8)yes) | (~mask & (i8)no)); }
+
+INLINE float sum(f8 v) {
+    f4 half = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    half += __builtin_shufflevector(half, half, 2, 3, 0, 1);
+    return half[0] + half[1];
+}
+
+/* e^x for x <= 0: 2^n * e^r with |r| <= ln(2) / 2, e^r as a polynomial (Cephes). */
+INLINE f8 exponential(f8 x) {
+    x = choose(x < -87.0f, (f8){} - 87.0f, x);
+    f8 rounder = (f8){} + 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    f8 n = (x * 1.44269504f + rounder) - rounder;
+    f8 r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    f8 p = ((((r * 1.9875691500e-4f + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r
+            + 1.6666665459e-1f) * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (f8)((__builtin_convertvector(n, i8) + 127) << 23);
+}
+
+/* Turn scores into weights that sum to one. */
+static void softmax(float *scores, long count) {
+    float highest = scores[0];
+    for (long i = 1; i < count; i++) highest = scores[i] > highest ? scores[i] : highest;
+    long padded = (count + LANES - 1) / LANES * LANES;
+    for (long i = count; i < padded; i++) scores[i] = -INFINITY;
+    f8 total = {0};
+    for (long i = 0; i < padded; i += LANES) {
+        f8 weight = exponential(load(scores + i) - highest);
+        store(scores + i, weight);
+        if (i + LANES <= count) total += weight;
+        else for (long lane = 0; i + lane < count; lane++) total[lane] += weight[lane];
+    }
+    float share = 1.0f / sum(total);
+    for (long i = 0; i < padded; i += LANES) store(scores + i, load(scores + i) * share);
+}
+
+/* scores[head][position] of one tile's rows from..to-1. */
+INLINE void score_tile(const int HEADS, const struct shape *s, const float *query, const float *tile, long from,
+                       long to, float *scores, long stride) {
+    for (long row = from; row < to; row++) {
+        f8 sums[GROUP] = {0};
+        for (long d = 0; d < s->head_dim; d += LANES) {
+            f8 key = load(tile + row * s->head_dim + d);
+            UNROLL for (int head = 0; head < HEADS; head++)
+                sums[head] += key * load(query + head * s->head_dim + d);
+        }
+        UNROLL for (int head = 0; head < HEADS; head++)
+            scores[head * stride + row] = sum(sums[head]) * s->scale;
+    }
+}
+
+INLINE void add_tile(const int HEADS, const struct shape *s, const float *tile, long from, long to,
+                     const float *weights, long stride, float *out) {
+    for (long d = 0; d < s->head_dim; d += LANES) {
+        f8 sums[GROUP];
+        UNROLL for (int head = 0; head < HEADS; head++) sums[head] = load(out + head * s->head_dim + d);
+        for (long row = from; row < to; row++) {
+            f8 value = load(tile + row * s->head_dim + d);
+            UNROLL for (int head = 0; head < HEADS; head++) sums[head] += value * weights[head * stride + row];
+        }
+        UNROLL for (int head = 0; head < HEADS; head++) store(out + head * s->head_dim + d, sums[head]);
+    }
+}
+
+/* Up to GROUP query heads over one KV head. `keys` is its tile of block 0; scores: GROUP rows of `stride`. */
+INLINE void attend(const int HEADS, const struct shape *s, const float *query, const float *keys,
+                   const int64_t *blocks, long first, long length, float *scores, long stride, float *out) {
+    long tile_size = s->block_size * s->head_dim, origin = first / s->block_size * s->block_size;
+    const float *values = keys + s->num_kv_heads * tile_size;
+    memset(out, 0, HEADS * s->head_dim * sizeof(float));
+    for (int pass = 0; pass < 2; pass++) {
+        for (long start = origin; start < length; start += s->block_size) {
+            long offset = blocks[start / s->block_size] * s->tiles_per_block * tile_size;
+            long from = first > start ? first - start : 0;
+            long to = length - start < s->block_size ? length - start : s->block_size;
+            float *at = scores + (start - first);
+            if (pass == 0) score_tile(HEADS, s, query, keys + offset, from, to, at, stride);
+            else add_tile(HEADS, s, values + offset, from, to, at, stride, out);
+        }
+        if (pass == 0)
+            for (int head = 0; head < HEADS; head++) softmax(scores + head * stride, length - first);
+    }
+}
+
+/* Store rows [token][head][head_dim], tokens `stride` floats apart. tiles, offsets: of each token, its first
+ * head's tile in the layer's K (V) of block 0's numbering, and the row inside it. */
+void homing_write_rows(const float *rows, long num_tokens, long stride, float *first_tile, const int64_t *tiles,
+                       const int64_t *offsets, const struct shape *s) {
+    long tile_size = s->block_size * s->head_dim;
+    for (long token = 0; token < num_tokens; token++) {
+        float *to = first_tile + tiles[token] * tile_size + offsets[token] * s->head_dim;
+        for (long head = 0; head < s->num_kv_heads; head++)
+            memcpy(to + head * tile_size, rows + token * stride + head * s->head_dim, s->head_dim * sizeof(float));
+    }
+}
+
+/* query, out: [sequence][head][head_dim]; keys: the layer's first K tile of block 0.
+ * blocks: [sequence][num_columns]; firsts, lengths: visible positions of each sequence.
+ * scores: GROUP * stride floats, stride at least the longest visible length rounded up to LANES. */
+void homing_paged_decode(const float *query, long num_sequences, const float *keys, const int64_t *blocks,
+                         long num_columns, const int64_t *firsts, const int64_t *lengths,
+                         const struct shape *s, float *scores, long stride, float *out) {
+    for (long sequence = 0; sequence < num_sequences; sequence++)
+        for (long kv_head = 0; kv_head < s->num_kv_heads; kv_head++)
+            for (long head = 0; head < s->group; head += GROUP) {
+                long row = (sequence * s->num_kv_heads + kv_head) * s->group + head;
+                const float *from = query + row * s->head_dim, *tiles = keys + kv_head * s->block_size * s->head_dim;
+                const int64_t *table = blocks + sequence * num_columns;
+                float *to = out + row * s->head_dim;
+                switch (s->group - head) {
+                case 1: attend(1, s, from, tiles, table, firsts[sequence], lengths[sequence], scores, stride, to); break;
+                case 2: attend(2, s, from, tiles, table, firsts[sequence], lengths[sequence], scores, stride, to); break;
+                case 3: attend(3, s, from, tiles, table, firsts[sequence], lengths[sequence], scores, stride, to); break;
+                default: attend(4, s, from, tiles, table, firsts[sequence], lengths[sequence], scores, stride, to);
+                }
+            }
+}
