@@ -18,6 +18,7 @@ from itertools import islice
 from gateway.errors import NoBackend
 from gateway.routing.calibration import CostBook, TokenRatio
 from gateway.routing.content import CompletedContent
+from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
 from gateway.routing.naming import name_outcome
 from gateway.routing.policies.registry import make_policy
@@ -58,12 +59,12 @@ class Router:
         self._traffic = Traffic(settings)
         self._tokens = TokenRatio(settings)
         self._shadow = Shadow(settings.shadow_entries_per_backend)
+        self._learner = Learner(settings, self._shadow, self._costs, self._tokens)
         self._lives: list[int] = []
         self._welcome_book = Welcome()
         self._silent: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
         self._num_silent = 0
         self._told_until_s = -math.inf  # until when other replicas' own word on their load counts
-        self._trust: list[float] = []
         self._kv_usage: dict[int, float] = {}
         known: ContentIndex = self._shadow if content is None else CompletedContent(content, self._shadow)
         self._around = Surroundings(settings, self._roster, self._load, self._costs, self._traffic, known)
@@ -73,7 +74,7 @@ class Router:
     def reconfigure(self, settings: RoutingSettings) -> None:
         """Decide by these settings from now on. Those of `FIXED_WHILE_RUNNING` must be the same as before."""
         assert all(getattr(settings, name) == getattr(self.settings, name) for name in FIXED_WHILE_RUNNING)
-        self.settings = self._around.settings = settings
+        self.settings = self._around.settings = self._learner.settings = settings
         self._roster.reconfigure(settings)
         for slot in self._roster.slot_of.values():
             self._set_capacity(slot)
@@ -93,9 +94,7 @@ class Router:
         for slot in change.joined:
             while len(self._lives) <= slot:
                 self._lives.append(0)
-                self._trust.append(self.settings.shadow_trust)
-            self._trust[slot] = self.settings.shadow_trust
-            self._costs.open_slot(slot)
+            self._learner.open_slot(slot)
             self._load.open_slot(slot)
         for slot in change.emptied:
             self._shadow.forget(slot)
@@ -127,8 +126,7 @@ class Router:
     def _set_capacity(self, slot: int) -> None:
         backend = self._roster.backends[slot]
         assert backend is not None
-        tokens = backend.kv_capacity_tokens or self.settings.kv_capacity_tokens
-        self._shadow.set_capacity(slot, int(tokens * self._trust[slot] / self._tokens.mean))
+        self._learner.set_capacity(slot, backend.kv_capacity_tokens)
 
     def observe_load(
         self, backend_id: BackendId, *, num_running: int, num_waiting: int, kv_usage: float, now_s: float
@@ -181,15 +179,11 @@ class Router:
         pool = roster.pool(facts.model)
         barred = roster.slots(excluded) if excluded else _NO_SLOTS
         home, cause = self._find_home(facts, binding, barred)
-        tiers = ALL_TIERS if binding is not None else OPEN_TIERS
         lost = self._lost_home(binding, pool, barred) if cause == "home_restarted" else _NO_SLOTS
+        tiers = ALL_TIERS if binding is not None else OPEN_TIERS
         slots = pool.best_tier(barred | lost, tiers)
         if not slots and home is None:
-            slots = pool.best_tier(barred, tiers)
-            if not slots:
-                raise NoBackend(
-                    "no backend can take this request now", retry_after_s=self.settings.retry_after_s
-                )
+            slots = self._last_resort(pool, barred, tiers)
         if avoided:
             unwanted = roster.slots(avoided)
             slots = tuple(slot for slot in slots if slot not in unwanted) or slots
@@ -219,6 +213,13 @@ class Router:
             prompt_tokens=int(prompt_tokens),
             policy=self._policy.name,
         )
+
+    def _last_resort(self, pool: Pool, barred: frozenset[int], num_tiers: int) -> tuple[int, ...]:
+        """A restarted home is better than none. Raises NoBackend."""
+        slots = pool.best_tier(barred, num_tiers)
+        if not slots:
+            raise NoBackend("no backend can take this request now", retry_after_s=self.settings.retry_after_s)
+        return slots
 
     def _first_on_ring(self, facts: RequestFacts, slots: tuple[int, ...]) -> tuple[int, ...]:
         """Return the ring's choice of these slots, alone; all of them without a key."""
@@ -359,38 +360,10 @@ class Router:
         if not was_answered:
             reservation.service_s = None  # a whole answer's time says nothing of its prefill
         if completed and usage is not None:
-            self._learn(reservation, usage)
+            self._learner.learn(reservation, usage)
 
     def _is_current(self, reservation: Reservation) -> bool:
         return self._lives[reservation.slot] == reservation.life
-
-    def _learn(self, reservation: Reservation, usage: Usage) -> None:
-        """Correct sizes, capacity and speed by what the engine reported."""
-        slot, facts = reservation.slot, reservation.facts
-        ratio = self._tokens.get(facts.model)
-        if usage.completion_tokens:
-            self._shadow.add_answer(slot, reservation.chain, int(usage.completion_tokens / ratio))
-        if usage.prompt_tokens is None:
-            return
-        if facts.api is not Api.RESPONSES:
-            self._tokens.observe(facts.model, facts.num_prompt_bytes, usage.prompt_tokens)
-        if usage.cached_tokens is None:
-            return
-        self._trust_shadow(slot, reservation.expected_cached_tokens, usage.cached_tokens)
-        if reservation.service_s is not None:
-            uncached = usage.prompt_tokens - usage.cached_tokens
-            self._costs.observe(slot, uncached, usage.cached_tokens, reservation.service_s)
-
-    def _trust_shadow(self, slot: int, expected: int, reported: int) -> None:
-        """Believe in less of the cache where it held less than expected, and slowly in more."""
-        trust = self._trust[slot]
-        if expected > 512 and reported < 0.5 * expected:
-            trust = max(0.1, trust * 0.98)
-        elif expected > 512 and reported > 0.9 * expected:
-            trust = min(self.settings.shadow_trust, trust * 1.002)
-        if trust != self._trust[slot]:
-            self._trust[slot] = trust
-            self._set_capacity(slot)
 
     # -- looking in ----------------------------------------------------------------------------
 
@@ -427,7 +400,7 @@ class Router:
                 "shadow_lines": self._shadow.num_lines(slot),
                 "shadow_tokens": int(self._shadow.used_bytes(slot) * self._tokens.mean),
                 "kv_usage": self._kv_usage.get(slot),
-                "shadow_trust": self._trust[slot],
+                "shadow_trust": self._learner.trust[slot],
                 "prefill_tokens_per_s": 1.0 / self._costs.models[slot].s_per_token,
             }
             for backend_id, slot in sorted(self._roster.slot_of.items())

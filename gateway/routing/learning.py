@@ -1,0 +1,72 @@
+"""What answers teach: how large texts are, how fast backends prefill, how much of a cache to believe in.
+
+Each backend's shadow is given a capacity in bytes: the tokens that it can hold, times the trust in it, by the
+tokens per byte. Trust falls where a backend held less than expected and grows back slowly, at most to what is
+configured. Knows no load and no clock.
+"""
+
+from __future__ import annotations
+
+from gateway.routing.calibration import CostBook, TokenRatio
+from gateway.routing.reservation import Reservation
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.shadow import Shadow
+from gateway.values import Api, Usage
+
+_JUDGED_TOKENS = 512  # expectations below it are too small to judge a cache by
+
+
+class Learner:
+    """Corrects `tokens`, `costs` and `shadow` by what engines report."""
+
+    def __init__(
+        self, settings: RoutingSettings, shadow: Shadow, costs: CostBook, tokens: TokenRatio
+    ) -> None:
+        self.settings = settings
+        self._shadow, self._costs, self._tokens = shadow, costs, tokens
+        self._capacity_tokens: dict[int, int] = {}
+        self.trust: dict[int, float] = {}  # by slot, at most 1
+
+    def open_slot(self, slot: int) -> None:
+        """Trust a backend that has just joined as configured."""
+        self.trust[slot] = self.settings.shadow_trust
+        self._costs.open_slot(slot)
+
+    def set_capacity(self, slot: int, capacity_tokens: int | None) -> None:
+        """Take over how many tokens a backend can hold; None: not known. Changes the shadow."""
+        self._capacity_tokens[slot] = capacity_tokens or self.settings.kv_capacity_tokens
+        self._fit_shadow(slot)
+
+    def learn(self, reservation: Reservation, usage: Usage) -> None:
+        """Take in one complete answer."""
+        slot, facts = reservation.slot, reservation.facts
+        if usage.completion_tokens:
+            ratio = self._tokens.get(facts.model)
+            self._shadow.add_answer(slot, reservation.chain, int(usage.completion_tokens / ratio))
+        if usage.prompt_tokens is None:
+            return
+        if facts.api is not Api.RESPONSES:
+            self._tokens.observe(facts.model, facts.num_prompt_bytes, usage.prompt_tokens)
+        if usage.cached_tokens is None:
+            return
+        if reservation.expected_cached_tokens > _JUDGED_TOKENS:
+            self._judge_shadow(slot, reservation.expected_cached_tokens, usage.cached_tokens)
+        if reservation.service_s is not None:
+            uncached = usage.prompt_tokens - usage.cached_tokens
+            self._costs.observe(slot, uncached, usage.cached_tokens, reservation.service_s)
+
+    def _judge_shadow(self, slot: int, expected: int, reported: int) -> None:
+        """Believe in less of the cache where it held less than expected, and slowly in more."""
+        trust = self.trust[slot]
+        if reported < 0.5 * expected:
+            trust = max(0.1, trust * 0.98)
+        elif reported > 0.9 * expected:
+            trust = min(self.settings.shadow_trust, trust * 1.002)
+        if trust != self.trust[slot]:
+            self.trust[slot] = trust
+            self._fit_shadow(slot)
+
+    def _fit_shadow(self, slot: int) -> None:
+        self._shadow.set_capacity(
+            slot, int(self._capacity_tokens[slot] * self.trust[slot] / self._tokens.mean)
+        )
