@@ -289,7 +289,8 @@ async def test_a_stream_survives_sighup_and_a_bad_file_changes_nothing(tmp_path:
             gateway.write(backends=[first], routing={"stay_gian": 1})
             refused = await gateway.reload()
             assert refused["event"] == "config_rejected"
-            assert refused["errors"] == [f"{gateway.config_path}: routing: unknown key `stay_gian`"]
+            (error,) = refused["errors"]
+            assert error.startswith(f"{gateway.config_path}: routing: unknown key `stay_gian`")
             gate.set()
             assert (await running).text.endswith("data: [DONE]\n\n")
             await gateway.wait_for(lambda: gateway.events("backend_left") != [])
