@@ -23,7 +23,8 @@ def some_results() -> Results:
         environment={"machine": "a test"},
         absent={"other": "not installed on this machine"},
         facts={
-            name: {"version": "1", "weights": "fp32"} for name in ("homing", "homing without reuse", "peer")
+            name: {"version": "1", "weights": "fp32", "load_s": 0.5, "load_cpu_s": 0.25}
+            for name in ("homing", "homing without reuse", "peer")
         },
         weight_bytes=1_000_000_000,
         bytes_per_s=[10e9, 10e9],
@@ -35,7 +36,13 @@ def some_results() -> Results:
     results.note("turn 3", "ttft", [[1] * 560], [1] * 530)
     for engine, wall_s in (("homing", 0.1), ("homing without reuse", 1.0), ("peer", 2.0)):
         for step in results.steps:
-            run = {"wall_s": wall_s, "cpu_s": wall_s / 2, "num_tokens": 480, "num_cached_tokens": 448}
+            run = {
+                "wall_s": wall_s,
+                "cpu_s": wall_s / 2,
+                "num_tokens": 480,
+                "num_cached_tokens": 448,
+                "peak_bytes": 5e8,
+            }
             if step == "decode ×1":
                 run["num_tokens"] = 1
             if engine != "homing without reuse" or step != "decode ×1":
@@ -51,6 +58,7 @@ def test_report_holds_ratios_floor_reasons_and_the_turn_curve(tmp_path: Path) ->
     assert "| peer | 2,000 [2,000..2,000] ×20.00 |" in text
     assert "- decode ×1: 10.0 of 10.0 tokens/s, 100% of the floor" in text
     assert "| wall | 10.00 | 10.00 | 10.00 |" in text
+    assert "| peer | 0.50 | 0.25 | 500 |" in text
     assert "- homing: turn 3 ÷ turn 2 = 1.00 (wall), 1.00 (CPU)" in text
     assert "- not run here: other: not installed on this machine" in text
     assert "| other | not run |\n" in text

@@ -53,6 +53,7 @@ class RunningEngine:
             "cpu_s": spans[f"{span}_cpu_s"],
             "num_tokens": spans["num_decoded_tokens"] if is_decode else sum(map(len, step.prompts)),
             "num_cached_tokens": spans["num_cached_tokens"],
+            "peak_bytes": spans["peak_bytes"],
         }
 
     def can(self, step: Step) -> bool:

@@ -28,7 +28,7 @@ class Results:
 
     environment: dict[str, str]
     absent: dict[str, str]  # engine -> why it was not run, or not to the end
-    facts: dict[str, dict[str, str]] = field(default_factory=dict)  # engine -> what it said of itself
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)  # engine -> what it said of itself
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)  # in the order of the tables
     runs: dict[str, dict[str, list[Measured]]] = field(default_factory=dict)  # engine -> step -> repetitions
     bytes_per_s: list[float] = field(default_factory=list)  # memory bandwidth, per repetition
@@ -79,6 +79,7 @@ def write_report(folder: Path, name: str, results: Results) -> Path:
         _table("Tokens per second", results, speeds, speed, digits=1),
         _table("CPU ms per token", results, speeds, cpu_ms_per_token, digits=2),
         _floor(results),
+        _start_and_memory(results),
         _turn_sizes(results, turns),
         _table("Time to first token, ms", results, turns, wall_ms),
         _table("Time to first token, CPU ms", results, turns, cpu_ms),
@@ -154,6 +155,23 @@ def _floor(results: Results) -> list[str]:
                 f"- {name}: {rate:.1f} of {floor_rate:.1f} tokens/s, {rate / floor_rate:.0%} of the floor"
             )
     return [*lines, ""]
+
+
+def _start_and_memory(results: Results) -> list[str]:
+    """What it takes to have the model, and the most memory that the engine's process ever held."""
+    rows = []
+    for engine, facts in results.facts.items():
+        peaks = [run["peak_bytes"] for step in results.runs.get(engine, {}).values() for run in step]
+        if peaks and "load_s" in facts:
+            rows.append(
+                f"| {engine} | {facts['load_s']:.2f} | {facts['load_cpu_s']:.2f} | {max(peaks) / 1e6:,.0f} |"
+            )
+    head = ["| engine | load, s | load, CPU s | peak resident MB |", "|---|---|---|---|"]
+    note = (
+        "Load: from an interpreter that has imported what the engine's program names to the first request; "
+    )
+    note += "resident: with the KV of this run's requests, mapped files included."
+    return ["### Start and memory", "", note, "", *head, *rows, ""] if rows else []
 
 
 def _turn_sizes(results: Results, turns: list[str]) -> list[str]:

@@ -111,6 +111,8 @@ def measure_all(
                     _measure(engine, step, repetition, running, results)
         results.bytes_per_s.append(probe.bytes_per_s())
         results.num_repetitions = repetition
+        print(f"repetition {repetition} ended after {time.monotonic() - start_s:.0f} s", flush=True)
+        write_report(arguments.folder, arguments.name, results)  # an interrupted run keeps what it has
 
 
 def _measure(
@@ -164,6 +166,7 @@ def main() -> None:
     results = Results(environment=environment, absent=absent, weight_bytes=weight_bytes(directory))
     results.facts = {engine.engine.name: engine.facts for engine in running}
     started = list(running)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     try:
         measure_all(
             running, lambda text: tokenizer.encode(text, add_special_tokens=False), arguments, results
@@ -172,7 +175,6 @@ def main() -> None:
         for engine in started:
             engine.stop()
     environment["other load"] = f"{load.num_cpus():.1f} of {os.cpu_count()} CPUs busy with other programs"
-    arguments.folder.mkdir(parents=True, exist_ok=True)
     print(write_report(arguments.folder, arguments.name, results).read_text())
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -59,6 +60,7 @@ class Stopwatch:
             "decode_cpu_s": self._last[1] - self._first[1],
             "num_decoded_tokens": self._num_at_last - self._num_at_first,
             "num_cached_tokens": self.num_cached_tokens,
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
 
 
@@ -79,8 +81,10 @@ def serve(make: Callable[[dict[str, Any]], tuple[Generate, dict[str, Any]]]) -> 
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    start = _now()
     generate, facts = make(read_options())
-    answers.write(json.dumps(facts) + "\n")
+    load_s, load_cpu_s = (end - begin for begin, end in zip(start, _now(), strict=True))
+    answers.write(json.dumps({**facts, "load_s": load_s, "load_cpu_s": load_cpu_s}) + "\n")
     for line in sys.stdin:
         job = json.loads(line)
         watch = Stopwatch(job["num_tokens"])
