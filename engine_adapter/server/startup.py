@@ -246,7 +246,7 @@ def load_context(config: ServerConfig, report: object = print) -> ServingContext
 def _with_kv_memory(config: ServerConfig, directory: Path) -> EngineConfig:
     """Settle the size of the KV memory and make sure that it fits beside the weights."""
     engine = config.engine
-    weight_bytes, available = _weight_bytes(directory, engine), available_bytes(engine.device)
+    weight_bytes, available = _weight_bytes(directory), available_bytes(engine.device)
     if config.kv_memory is not None:
         free_bytes = max((available or 0) - weight_bytes - RESERVE_BYTES, 0)
         engine = replace(engine, kv_memory_bytes=parse_kv_memory(config.kv_memory, free_bytes=free_bytes))
@@ -258,10 +258,9 @@ def _with_kv_memory(config: ServerConfig, directory: Path) -> EngineConfig:
     return engine
 
 
-def _weight_bytes(directory: Path, config: EngineConfig) -> int:
-    """Memory of the weights, taking the files for 16-bit: they nearly always are."""
-    on_disk = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    return on_disk * config.torch_dtype.itemsize // 2
+def _weight_bytes(directory: Path) -> int:
+    """Memory of the weights: they stay as wide as the files have them, whatever is computed in."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _startup_failure(error: Exception) -> Exception:
