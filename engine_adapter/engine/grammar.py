@@ -9,6 +9,7 @@ loaded at the first request that needs it. Compiling may take seconds: call it o
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from engine_adapter.engine.tokenizer import Tokenizer
 ANY_OBJECT = '{"type": "object"}'
 # Free white space lets a small model write blanks until its limit; the compact form always goes on.
 COMPACT = {"any_whitespace": False}
+_LOG_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # time and source line of xgrammar
 MAX_SOURCE_CHARACTERS = 128 * 1024
 
 
@@ -110,7 +112,8 @@ class GrammarCompiler:
             return Grammar(build(compiler), xgrammar)
         except (RuntimeError, ValueError, TypeError) as error:
             lines = [line for line in str(error).strip().splitlines() if line]
-            raise GrammarInvalid(lines[-1] if lines else "cannot be compiled") from error
+            reason = _LOG_PREFIX.sub("", lines[-1]) if lines else "cannot be compiled"
+            raise GrammarInvalid(reason) from error
 
     def _load(self) -> tuple[Any, Any]:
         with self._loading:

@@ -71,22 +71,37 @@ async def create(request: web.Request) -> web.StreamResponse:
     check_chat(chat)
     context.check_model(body.model)
     form = await chat_answer_form(chat, context.grammars, context.template.source)
-    head: dict[str, object] = {
+    generation = chat_generation(context, chat, form, tags_of(request))
+    turn = Turn(
+        context=context, body=body, messages=messages, form=form, generation=generation, head=_head(body)
+    )
+    if body.stream:
+        return await send_stream(request, _events(turn))
+    (choice,) = await collect_choices(context.metrics, generation, form.tool_format)
+    return json_response(_finish(turn, choice))
+
+
+def _head(body: ResponsesRequest) -> dict[str, object]:
+    """What is known from the start; strict clients want every field that OpenAI names as required."""
+    return {
         "id": f"resp_{secrets.token_hex(16)}",
         "object": "response",
         "created_at": int(time.time()),
         "model": body.model,
         "previous_response_id": body.previous_response_id,
         "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "tools": body.tools or [],
+        "tool_choice": body.tool_choice or "auto",
+        "parallel_tool_calls": True,
+        "text": body.text or {"format": {"type": "text"}},
+        "truncation": "disabled",
         "metadata": body.metadata or {},
         "error": None,
+        "incomplete_details": None,
     }
-    generation = chat_generation(context, chat, form, tags_of(request))
-    turn = Turn(context=context, body=body, messages=messages, form=form, generation=generation, head=head)
-    if body.stream:
-        return await send_stream(request, _events(turn))
-    (choice,) = await collect_choices(context.metrics, generation, form.tool_format)
-    return json_response(_finish(turn, choice))
 
 
 async def retrieve(request: web.Request) -> web.Response:
@@ -180,11 +195,12 @@ def _as_chat(body: ResponsesRequest, messages: tuple[ChatMessage, ...]) -> ChatR
 def _finish(turn: Turn, choice: WholeChoice) -> dict[str, object]:
     """The complete response object. Changes: keeps it for a follow-up, unless asked not to."""
     is_cut = choice.finish_reason == "length"
-    output: list[dict[str, object]] = [_message_item(turn, choice.text)] if choice.text else []
+    status = "incomplete" if is_cut else "completed"
+    output: list[dict[str, object]] = [_message_item(turn, choice.text, status)] if choice.text else []
     output += [_call_item(call) for call in choice.calls]
     document = {
         **turn.head,
-        "status": "incomplete" if is_cut else "completed",
+        "status": status,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": output,
         "usage": _usage(turn.generation.tally),
@@ -197,11 +213,14 @@ def _finish(turn: Turn, choice: WholeChoice) -> dict[str, object]:
     return document
 
 
-def _message_item(turn: Turn, text: str, status: str = "completed") -> dict[str, object]:
-    part = {"type": "output_text", "text": text, "annotations": []}
+def _message_item(turn: Turn, text: str, status: str) -> dict[str, object]:
     item_id = str(turn.head["id"]).replace("resp_", "msg_", 1)
-    content = [part] if status == "completed" else []
+    content = [] if status == "in_progress" else [_text_part(text)]
     return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": content}
+
+
+def _text_part(text: str) -> dict[str, object]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _call_item(call: Mapping[str, Any]) -> dict[str, object]:
@@ -213,7 +232,7 @@ def _call_item(call: Mapping[str, Any]) -> dict[str, object]:
 def _usage(tally: Tally) -> dict[str, object]:
     return {
         "input_tokens": tally.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": tally.num_cached_tokens},
+        "input_tokens_details": {"cached_tokens": tally.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": tally.num_completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": tally.num_prompt_tokens + tally.num_completion_tokens,
@@ -249,10 +268,9 @@ async def _events(turn: Turn) -> AsyncGenerator[bytes, None]:
                 is_open = True
             if part.text and not whole.text:
                 data += write("response.output_item.added", output_index=0, item=empty)
-                blank = {"type": "output_text", "text": "", "annotations": []}
-                data += write("response.content_part.added", **where, part=blank)
+                data += write("response.content_part.added", **where, part=_text_part(""))
             if part.text:
-                data += write("response.output_text.delta", **where, delta=part.text)
+                data += write("response.output_text.delta", **where, delta=part.text, logprobs=[])
             whole.text += part.text
             whole.calls += part.calls
             whole.finish_reason = part.finish_reason
@@ -269,7 +287,7 @@ def _closing(write: Callable[..., bytes], document: dict[str, object], where: Ma
     for index, item in enumerate(output):
         if item["type"] == "message":
             (part,) = item["content"]
-            data += write("response.output_text.done", **where, text=part["text"])
+            data += write("response.output_text.done", **where, text=part["text"], logprobs=[])
             data += write("response.content_part.done", **where, part=part)
         else:
             data += write("response.output_item.added", output_index=index, item=item)

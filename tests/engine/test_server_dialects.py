@@ -10,6 +10,10 @@ import openai
 import pytest
 from engine.worker_app import MODEL, Worker, running_worker, sse_events
 from fakes.tiny_checkpoint import write_tiny_checkpoint
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 PARAMETERS = {"type": "object", "properties": {"size": {"enum": ["S", "M"]}}, "required": ["size"]}
 
@@ -134,6 +138,24 @@ async def test_responses_refuse_what_they_would_ignore(worker: Worker) -> None:
         response = await worker.client.post("/v1/responses", json={"model": MODEL, "input": "x", **fields})
         assert response.status == 400
         assert (await response.json())["error"]["param"] == param
+
+
+async def test_answers_have_every_field_that_strict_clients_want(worker: Worker) -> None:
+    """Whole answers and events of a stream pass the validation of openai-python's own types."""
+    tool = {"type": "function", "name": "order", "parameters": PARAMETERS}
+    asked = {"model": MODEL, "input": "hello", "max_output_tokens": 9, "temperature": 0, "tools": [tool]}
+    for fields in ({}, {"tool_choice": "required", "max_output_tokens": 200}):
+        response = await worker.client.post("/v1/responses", json=asked | fields)
+        Response.model_validate(await response.json())
+        stream = await worker.client.post("/v1/responses", json=asked | fields | {"stream": True})
+        for item in sse_events(await stream.read()):
+            TypeAdapter(ResponseStreamEvent).validate_python(item)
+    ChatCompletion.model_validate(await (await worker.chat(logprobs=True, top_logprobs=2, n=2)).json())
+    Completion.model_validate(await (await worker.complete(logprobs=2)).json())
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, _ = sse_events(await (await worker.chat(**options)).read())
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
 
 
 async def test_anthropic_messages_whole_and_streamed(anthropic_client: anthropic.AsyncAnthropic) -> None:
