@@ -109,6 +109,7 @@ class Front:
         except Exception:
             logging.getLogger(__name__).exception("unforeseen error in request %s", request_id)
             refusal = GatewayError("internal error of the gateway")
+        refusal.__traceback__ = None  # it leads to this frame, which knows the error: a cycle with the body
         if turn is None:
             self._count(api or Api.OTHER, refusal.status, refusal)
         return self._refuse(api or dialect_of(request.raw_path), refusal, request_id)

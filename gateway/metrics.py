@@ -154,9 +154,12 @@ class GatewayMetrics:
         return render(self.families(), content_type), content_type
 
 
+_PROCESS = ProcessCollector(registry=None)  # to make one reads when the machine was started
+
+
 def _process_metrics() -> Iterable[Series[Any]]:
     """The `process_…` metrics that every exporter has: memory, CPU, descriptors."""
-    for one in ProcessCollector(registry=None).collect():
+    for one in _PROCESS.collect():
         is_counter = one.type == "counter"
         family = (
             Counter(one.name, one.documentation)

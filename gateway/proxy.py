@@ -287,6 +287,7 @@ class Proxy:
     def _break_off(self, turn: Turn, relay: ClientRelay, error: GatewayError, is_event_stream: bool) -> None:
         """End a begun answer that cannot be completed: a stream says why, and nothing looks complete."""
         turn.error = error
+        error.__traceback__ = None  # it leads to who holds the turn: leave no cycle to the collector
         observer = turn.observer
         is_explained = is_event_stream and not (observer is not None and observer.is_complete)
         mid_event = observer is not None and observer.is_mid_event

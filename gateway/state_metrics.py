@@ -17,6 +17,7 @@ from gateway.values import BackendId, BackendState, FleetView
 if TYPE_CHECKING:
     from gateway.app import Gateway
 
+_VERSION = importlib.metadata.version("homing")  # reads files: not while streams wait
 _SHOWN_STATES = tuple(one for one in BackendState if one is not BackendState.REMOVED)
 
 
@@ -40,7 +41,7 @@ def state_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
     distrusted["never_repeats"] = gateway.key_watch.num_unstable
     yield distrusted
     info = Gauge("homing_build_info", "Always 1, with the version as a label", "version", "python")
-    info[importlib.metadata.version("homing"), platform.python_version()] = 1
+    info[_VERSION, platform.python_version()] = 1
     yield info
 
 

@@ -145,6 +145,7 @@ class Exchange:
 
     def abort(self) -> None:
         """Stop at once and close the connection, unless the answer is complete. Idempotent."""
+        self._error = self._end = None  # they know who waited, who knows us: leave no cycle to the collector
         self._sink = None
         self._pending = []
         carrier, self._carrier = self._carrier, None

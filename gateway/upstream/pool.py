@@ -251,6 +251,7 @@ async def _exchange_on(
         await head_future
     except BaseException:
         exchange.abort()
+        del exchange, head_future  # the error knows this place: leave no cycle to the collector
         raise
     return exchange
 

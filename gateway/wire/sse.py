@@ -60,16 +60,16 @@ class SseObserver:
         self.num_events = 0
         self._pending: list[bytes] = []  # the event under way, in pieces
         self._pending_bytes = 0
-        self._decode: Callable[[bytes], None]
+        self._decode: Callable[[SseObserver, bytes], None]  # unbound: a bound one would be a cycle
         self._is_dull: Callable[[bytes], bool]
         if api is Api.MESSAGES:
-            self._decode, self._is_dull = self._see_message, _is_dull_message
+            self._decode, self._is_dull = SseObserver._see_message, _is_dull_message
         elif api is Api.RESPONSES:
-            self._decode, self._is_dull = self._see_response, _is_dull_response
+            self._decode, self._is_dull = SseObserver._see_response, _is_dull_response
         elif api is Api.GENERATE:
-            self._decode, self._is_dull = self._see_generate, _is_never_dull
+            self._decode, self._is_dull = SseObserver._see_generate, _is_never_dull
         else:
-            self._decode, self._is_dull = self._see_chat, _is_dull_chat
+            self._decode, self._is_dull = SseObserver._see_chat, _is_dull_chat
 
     @property
     def is_mid_event(self) -> bool:
@@ -135,7 +135,7 @@ class SseObserver:
                 self.is_complete = True
                 continue
             try:
-                self._decode(payload)
+                self._decode(self, payload)
             except (msgspec.DecodeError, RecursionError):
                 continue
 
