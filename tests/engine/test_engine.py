@@ -13,11 +13,13 @@ from engine.tiny_models import TINY, generate, greedy_request, run_all, tiny_eng
 from engine_adapter.engine.engine_config import EngineConfig, fast_dtype
 from engine_adapter.engine.llm_engine import LLMEngine, RequestRefused
 from engine_adapter.engine.model_runner import ModelRunner
+from engine_adapter.engine.pins import PinSpec
 from engine_adapter.engine.prefix_cache import PrefixCache
 from engine_adapter.engine.prompt_lookup import propose_drafts
 from engine_adapter.engine.sampling import SamplingParams
 from engine_adapter.engine.scheduler import QueueFull
 from engine_adapter.engine.sequence import EngineRequest, FinishReason
+from engine_adapter.engine.tiers.tier_config import TierConfig
 
 
 def tokens(length: int, seed: int = 0) -> list[int]:
@@ -177,7 +179,7 @@ def test_salts_share_nothing() -> None:
 
 
 def test_forced_hash_collisions_never_serve_foreign_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With names cut to 4 bits nearly all collide; every text is still its own, misses are counted."""
+    """B63: with names cut to 4 bits nearly all collide; every text is still its own, misses are counted."""
     import engine_adapter.engine.block_hash as naming
     import engine_adapter.engine.block_manager as manager
 
@@ -216,18 +218,25 @@ def test_collision_guard_is_what_protects(monkeypatch: pytest.MonkeyPatch) -> No
     assert any(generate(engine, tokens(18, seed), 4) != expected[seed] for seed in range(8))
 
 
-def test_thousand_mixed_requests_on_a_tiny_pool() -> None:
-    """Shared prefixes, priorities, tenants, guesses and random aborts: no leak, no hang, all add up."""
+@pytest.mark.parametrize("window", [None, 24])
+def test_thousand_mixed_requests_on_a_tiny_pool(window: int | None) -> None:
+    """Shared prefixes, priorities, tenants, guesses and random aborts: no leak, no hang, all add up.
+
+    Once plain, and once with a sliding window, a pin and a host tier.
+    """
     chance = random.Random(1)
     engine = tiny_engine(
-        dataclasses.replace(TINY, num_hidden_layers=1),
+        dataclasses.replace(TINY, num_hidden_layers=1, sliding_window=window),
         num_kv_blocks=18,
         max_num_sequences=6,
         max_batch_tokens=24,
         max_prefill_tokens_beside_decodes=8,
         num_draft_tokens=2,
+        tiers=TierConfig(host_bytes=1 << 14 if window else 0),
     )
     stems = [tokens(length, seed) for seed, length in enumerate((8, 20, 30))]
+    if window:
+        engine.pins.pin(PinSpec(token_ids=tuple(stems[2][:16])))
     open_requests: set[str] = set()
     ended: dict[str, FinishReason | None] = {}
     num_added = num_steps = 0
@@ -271,6 +280,7 @@ def test_thousand_mixed_requests_on_a_tiny_pool() -> None:
     assert set(ended.values()) == {FinishReason.LENGTH, FinishReason.ABORT}
     assert stats.num_preemptions > 0
     assert stats.num_hit_tokens > 0
+    assert stats.num_blocks_pinned == (4 if window else 0)
     engine.verify()
 
 

@@ -1,4 +1,4 @@
-"""Output with reuse equals output without: the oracle over lengths, shared prefixes and circumstances.
+"""B62: output with reuse equals output without: the oracle over lengths, shared prefixes and circumstances.
 
 The reference engine has caching off and runs one request at a time. fp32 throughout, greedy, token-identical.
 """

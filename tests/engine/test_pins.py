@@ -1,4 +1,4 @@
-"""Pins: budget, counts, partial truth, time to live, restart, and life beside requests."""
+"""B72: pins: budget, counts, partial truth, time to live, restart, and life beside requests."""
 
 from __future__ import annotations
 
