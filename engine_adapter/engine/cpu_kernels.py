@@ -9,7 +9,7 @@ call than to compute. Each result is that of torch up to the order of a sum.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -40,19 +40,27 @@ class CPUKernels:
         for function in (self._linear, self._rms_norm, self._gated, self._rotate):
             function.restype = None
 
-    def linear(self, rows: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Multiply `(num_rows, in)` fp32 by bf16 weights `(out, in)`, their outputs side by side."""
-        num_rows, num_in = rows.shape
-        rows = rows.contiguous()
-        width = sum(len(weight) for weight in weights)
-        out = torch.empty(num_rows, width)
-        scratch = torch.empty(SCRATCH_ROWS * num_in)
-        address, source, aside = out.data_ptr(), rows.data_ptr(), scratch.data_ptr()
+    def linear(self, weights: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the product of `(num_rows, in)` fp32 rows by bf16 weights `(out, in)`, outputs side by side.
+
+        The caller keeps the weights alive.
+        """
+        run, num_in = self._linear, weights[0].shape[1]
+        parts, width = [], 0
         for weight in weights:
-            num_out = len(weight)
-            self._linear(source, num_rows, num_in, weight.data_ptr(), num_out, address, width, aside)
-            address += num_out * 4
-        return out
+            parts.append((weight.data_ptr(), len(weight), width * 4))  # the last: where its outputs start
+            width += len(weight)
+
+        def multiply(rows: torch.Tensor) -> torch.Tensor:
+            rows = rows.contiguous()
+            num_rows = rows.shape[0]
+            out, scratch = torch.empty(num_rows, width), torch.empty(SCRATCH_ROWS * num_in)
+            source, to, aside = rows.data_ptr(), out.data_ptr(), scratch.data_ptr()
+            for address, num_out, offset in parts:
+                run(source, num_rows, num_in, address, num_out, to + offset, width, aside)
+            return out
+
+        return multiply
 
     def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Scale fp32 rows `(num_rows, width)` to unit mean square, then by `weight`."""
@@ -109,9 +117,10 @@ def _open() -> CPUKernels | None:
 def _agrees(kernels: CPUKernels) -> bool:
     """Whether a small product of each kind is torch's: a compiler may be broken."""
     weight = torch.linspace(-1, 1, 19 * 48).reshape(19, 48).bfloat16()
+    multiply = kernels.linear([weight])
     for num_rows in (3, 8, SCRATCH_ROWS + 7):
         rows = torch.linspace(-2, 1, num_rows * 48).reshape(num_rows, 48)
         expected = functional.linear(rows, weight.float())
-        if not torch.allclose(kernels.linear(rows, [weight]), expected, rtol=1e-5, atol=1e-5):
+        if not torch.allclose(multiply(rows), expected, rtol=1e-5, atol=1e-5):
             return False
     return True

@@ -81,10 +81,11 @@ class _PlainLinear:
 
 class _MappedLinear:
     def __init__(self, kernels: CPUKernels, parts: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
-        self._kernels, self._parts, self._bias = kernels, tuple(parts), bias
+        self._parts, self._bias = tuple(parts), bias  # held: the product knows only where they lie
+        self._multiply = kernels.linear(self._parts)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        product = self._kernels.linear(rows, self._parts)
+        product = self._multiply(rows)
         return product if self._bias is None else product.add_(self._bias)
 
 

@@ -43,8 +43,8 @@ def test_products_are_those_of_torch(kernels: CPUKernels, num_rows: int, num_in:
     """Any number of rows, inputs and outputs: the fp32 product, and nothing beside it is written."""
     rows, weight = torch.randn(num_rows, num_in), torch.randn(num_out, num_in).bfloat16()
     expected = functional.linear(rows.double(), weight.double()).float()
-    torch.testing.assert_close(kernels.linear(rows, [weight]), expected, rtol=1e-4, atol=1e-4)
-    beside = kernels.linear(rows, [weight, weight[:1], weight])
+    torch.testing.assert_close(kernels.linear([weight])(rows), expected, rtol=1e-4, atol=1e-4)
+    beside = kernels.linear([weight, weight[:1], weight])(rows)
     torch.testing.assert_close(
         beside, torch.cat([expected, expected[:, :1], expected], 1), rtol=1e-4, atol=1e-4
     )
@@ -54,10 +54,10 @@ def test_a_row_does_not_depend_on_its_neighbours(kernels: CPUKernels) -> None:
     """A NaN or an infinity in one row stays in that row."""
     rows, weight = torch.randn(40, 64), torch.randn(20, 64).bfloat16()
     for count in (8, 20, 40):
-        clean = kernels.linear(rows[:count], [weight])
+        clean = kernels.linear([weight])(rows[:count])
         dirty = rows[:count].clone()
         dirty[3, 5], dirty[4, 0] = torch.nan, torch.inf
-        product = kernels.linear(dirty, [weight])
+        product = kernels.linear([weight])(dirty)
         kept = [row for row in range(count) if row not in (3, 4)]
         assert torch.equal(product[kept], clean[kept])
         assert not product[3].isfinite().any()
@@ -67,7 +67,7 @@ def test_every_bf16_number_is_widened_exactly(kernels: CPUKernels) -> None:
     """A unit row picks weights out unchanged, subnormal and huge ones included."""
     codes = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     weight = codes[codes.isfinite()].view(-1, 16)
-    product = kernels.linear(torch.eye(16), [weight]).T
+    product = kernels.linear([weight])(torch.eye(16)).T
     assert torch.equal(product, weight.float())
 
 

@@ -57,7 +57,15 @@ class NativeDecode:
         self._write = library.homing_write_rows
         self._write.restype = None
         self._write.argtypes = [_pointer, _long, _long, _pointer, _pointer, _pointer, _pointer]
-        self._tiles, self._layout = tiles, layout
+        self._tiles = tiles  # held: the addresses below lie in it
+        self._first_tiles = [
+            tuple(
+                tiles.data_ptr()
+                + layout.tile_id(block_id=0, layer=layer, is_value=is_value, head=0) * layout.tile_bytes
+                for is_value in (False, True)
+            )
+            for layer in range(layout.num_layers)
+        ]
         self._shape = _Shape(
             layout.num_kv_heads, group, layout.head_dim, layout.block_size, layout.tiles_per_block, scale
         )
@@ -87,7 +95,7 @@ class NativeDecode:
         """Attend query (sequences, num_heads, head_dim), which may be a view, over the blocks."""
         query = query.contiguous()
         out = torch.empty_like(query)
-        first_tile = self._first_tile(layer, is_value=False)
+        first_tile = self._first_tiles[layer][False]
         num_sequences, num_columns = plan.blocks.shape
         visible = plan.visible.data_ptr()
         self._function(
@@ -109,12 +117,6 @@ class NativeDecode:
         Changes: the arena.
         """
         self._write(
-            *(rows.data_ptr(), len(rows), rows.stride(0), self._first_tile(layer, is_value=is_value)),
+            *(rows.data_ptr(), rows.shape[0], rows.stride(0), self._first_tiles[layer][is_value]),
             *(tiles.data_ptr(), offsets.data_ptr(), ctypes.addressof(self._shape)),
         )
-
-    def _first_tile(self, layer: int, *, is_value: bool) -> int:
-        """Address of the layer's first K or V tile in block 0."""
-        layout = self._layout
-        tile = layout.tile_id(block_id=0, layer=layer, is_value=is_value, head=0)
-        return self._tiles.data_ptr() + tile * layout.tile_bytes
