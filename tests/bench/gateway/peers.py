@@ -30,6 +30,7 @@ class Peer:
     package: str | None = None  # what pip installs into its own environment
     python: str = sys.executable  # that the environment is made with
     program: str | None = None  # what the system must have
+    beside: Callable[[Path], list[str]] | None = None  # what it needs and is not measured
     environment: dict[str, str] = field(default_factory=dict)
 
     def is_available(self, cache: Path) -> bool:
@@ -56,17 +57,27 @@ def _homing(folder: Path, port: int) -> list[str]:
     return [sys.executable, *_homing_arguments(folder, port)]
 
 
-def _homing_arguments(folder: Path, port: int) -> list[str]:
+def _homing_arguments(folder: Path, port: int, **options: object) -> list[str]:
     """All default features (sessions, metrics, usage accounting, limits); access log off, as everywhere."""
     config = {
         "listen": {"host": "127.0.0.1", "port": port},
         "admin": {"is_enabled": False},
         "log": {"access": False},
         "backends": [{"url": url, "engine": "vllm"} for url in BACKEND_URLS],
+        **options,
     }
     path = folder / "homing.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML
     return ["-m", "gateway.main", "gateway", "--config", str(path)]
+
+
+def _homing_with_redis(folder: Path, port: int) -> list[str]:
+    redis = {"url": f"unix://{folder}/redis.sock"}
+    return [sys.executable, *_homing_arguments(folder, port, sessions={"store": "redis", "redis": redis})]
+
+
+def _redis(folder: Path) -> list[str]:
+    return ["redis-server", "--port", "0", "--unixsocket", f"{folder}/redis.sock", "--save", ""]
 
 
 def homing_under(python: str) -> Peer:
@@ -223,6 +234,13 @@ VLLM_ROUTER, SGLANG_ROUTER, SMG = "vllm-router==0.1.17", "sglang-router==0.3.2",
 
 PEERS = (
     Peer(name="homing", port=28101, command=_homing),
+    Peer(
+        name="homing, sessions in Redis",
+        port=28113,
+        command=_homing_with_redis,
+        program="redis-server",
+        beside=_redis,
+    ),
     Peer(name="homing, sockets only", port=28100, command=_sockets_only),
     Peer(name="nginx hash", port=28102, command=_nginx, program="nginx"),
     Peer(name="haproxy hash", port=28103, command=_haproxy, program="haproxy"),
@@ -278,21 +296,26 @@ PEERS = (
 )
 
 
-def start(peer: Peer, cache: Path, cpu: str) -> subprocess.Popen[bytes]:
-    """Start one peer, pinned to `cpu`; its output goes to a log beside its configuration."""
+def start(peer: Peer, cache: Path, cpu: str) -> list[subprocess.Popen[bytes]]:
+    """Start one peer, pinned to `cpu`, and what it needs beside it; the peer comes first in the list."""
     folder = cache / "run" / peer.name.replace(" ", "-").replace("/", "-")
     folder.mkdir(parents=True, exist_ok=True)
+    beside = [] if peer.beside is None else [_popen(peer.beside(folder), folder, {})]
     command = peer.command(folder, peer.port)
     if command[0].startswith("bin/"):
         command[0] = str(venv_of(peer, cache) / command[0])
-    environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    with (folder / "log").open("wb") as log:
+    return [_popen(["taskset", "--cpu-list", cpu, *command], folder, peer.environment), *beside]
+
+
+def _popen(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    inherited = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    with (folder / "log").open("ab") as log:
         return subprocess.Popen(
-            ["taskset", "--cpu-list", cpu, *command],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=folder,
-            env={**environment, **peer.environment},
+            env={**inherited, **environment},
             start_new_session=True,
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import os
 import platform
@@ -61,9 +62,9 @@ def choose(arguments: argparse.Namespace) -> tuple[list[Peer], list[Scenario]]:
     return peers, [scenario for scenario in SCENARIOS if names is None or scenario.name in names]
 
 
-def start_all(peers: list[Peer], cpu: str) -> tuple[dict[str, subprocess.Popen[bytes]], list[str]]:
-    """Install and start what can be; say why for the rest."""
-    running: dict[str, subprocess.Popen[bytes]] = {}
+def start_all(peers: list[Peer], cpu: str) -> tuple[dict[str, list[subprocess.Popen[bytes]]], list[str]]:
+    """Install and start what can be; say why for the rest. The first process of each is the measured one."""
+    running: dict[str, list[subprocess.Popen[bytes]]] = {}
     absent: list[str] = []
     for peer in peers:
         try:
@@ -74,12 +75,13 @@ def start_all(peers: list[Peer], cpu: str) -> tuple[dict[str, subprocess.Popen[b
         if not peer.is_available(CACHE):
             absent.append(f"{peer.name}: this machine has no {peer.program}")
             continue
-        process = start(peer, CACHE, cpu)
-        if wait_ready(peer.port, READY_TIMEOUT_S) and process.poll() is None:
-            running[peer.name] = process
+        processes = start(peer, CACHE, cpu)
+        if wait_ready(peer.port, READY_TIMEOUT_S) and processes[0].poll() is None:
+            running[peer.name] = processes
             print(f"ready: {peer.name}", flush=True)
         else:
-            stop(process)
+            for process in processes:
+                stop(process)
             absent.append(f"{peer.name}: did not become ready; see {CACHE / 'run'}")
     return running, absent
 
@@ -123,14 +125,16 @@ def run_all(arguments: argparse.Namespace, engine_program: Path, generator: Path
     ports = [str(port) for port in BACKEND_PORTS]
     engine_command = ["taskset", "--cpu-list", "0", str(engine_program), *ports]
     engine = subprocess.Popen(engine_command, start_new_session=True)
-    running: dict[str, subprocess.Popen[bytes]] = {}
+    running: dict[str, list[subprocess.Popen[bytes]]] = {}
     try:
         running, absent = start_all(peers, cpu=str((os.cpu_count() or 1) - 1))
         targets = {"direct": (BACKEND_PORTS[0], engine.pid)}
-        targets |= {peer.name: (peer.port, running[peer.name].pid) for peer in peers if peer.name in running}
+        targets |= {
+            peer.name: (peer.port, running[peer.name][0].pid) for peer in peers if peer.name in running
+        }
         return measure_all(targets, scenarios, bodies, generator, arguments.repetitions), absent
     finally:
-        for process in (*running.values(), engine):
+        for process in (*itertools.chain(*running.values()), engine):
             stop(process)
 
 
