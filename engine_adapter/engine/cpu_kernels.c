@@ -9,22 +9,14 @@
  *   many rows  Arithmetic is what counts: sixteen outputs' weights become a panel [in][16], and six input rows
  *              by sixteen outputs are summed in registers, as in every BLAS (Goto and van de Geijn, 2008).
  *
- * Vector extensions of GCC and Clang: one source for AVX2 and NEON. Proven against torch in test_cpu_kernels.
+ * Proven against torch in test_cpu_kernels.
  */
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 8")
-
-typedef float f8 __attribute__((vector_size(32)));
-typedef float f4 __attribute__((vector_size(16)));
-typedef int32_t i8 __attribute__((vector_size(32)));
 typedef uint32_t u8 __attribute__((vector_size(32)));
 
 enum {
-    LANES = 8,
     PAIRS = 16,           /* weights in one vector of words */
     FEW_ROWS = 24,        /* above it, making panels pays */
     GROUP_ROWS = 8,       /* rows of dot products at a time: as many sums as hide the latency of an addition */
@@ -36,17 +28,9 @@ enum {
     AHEAD_BYTES = 1024,   /* to prefetch: the hardware stops at every 4 KiB page */
 };
 
-INLINE f8 load(const float *from) { f8 value; memcpy(&value, from, sizeof value); return value; }
-INLINE void store(float *to, f8 value) { memcpy(to, &value, sizeof value); }
 INLINE f8 even_of(u8 pairs) { return (f8)(pairs << 16); }
 INLINE f8 odd_of(u8 pairs) { return (f8)(pairs & 0xffff0000u); }
 INLINE u8 load_pairs(const uint16_t *from) { u8 pairs; memcpy(&pairs, from, sizeof pairs); return pairs; }
-
-INLINE float sum(f8 v) {
-    f4 half = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
-    half += __builtin_shufflevector(half, half, 2, 3, 0, 1);
-    return half[0] + half[1];
-}
 
 /* One output of ROWS input rows, over inputs begin..end-1. STEPS vectors of weights a turn; CHAINS independent
  * sums per row, so that few rows do not wait for each other's additions. */
@@ -222,21 +206,6 @@ void homing_rms_norm(const float *rows, long num_rows, long num_in, const float 
         float scale = 1.0f / sqrtf(sum(squares + more) / num_in + eps);
         for (k = 0; k < num_in; k += LANES) store(out + k, load(rows + k) * scale * load(weight + k));
     }
-}
-
-INLINE f8 choose(i8 mask, f8 yes, f8 no) { return (f8)((mask & (i8)yes) | (~mask & (i8)no)); }
-
-/* e^x to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, e^r as a polynomial (Cephes). */
-INLINE f8 exponential(f8 x) {
-    x = choose(x < -87.0f, (f8){} - 87.0f, x);
-    x = choose(x > 88.0f, (f8){} + 88.0f, x);
-    f8 rounder = (f8){} + 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    f8 n = (x * 1.44269504f + rounder) - rounder;
-    f8 r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    f8 p = ((((r * 1.9875691500e-4f + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r
-            + 1.6666665459e-1f) * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (f8)((__builtin_convertvector(n, i8) + 127) << 23);
 }
 
 /* out = silu(gate) * up; rows hold [gate, up], num_inner each, a multiple of LANES. */

@@ -20,6 +20,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+HEADER = Path(__file__).with_name("vectors.h")
 _OPTIONS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-w")
 _TARGETS = {"x86_64": ("-march=x86-64-v3",), "aarch64": ()}
 _NEEDED_FLAGS = {"avx2", "fma", "bmi2", "f16c", "movbe"}  # of x86-64-v3, as Linux names them
@@ -68,7 +69,8 @@ def compile_into(folder: Path, source: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         library = Path(aside, "library.so")
-        command = ["cc", *_OPTIONS, *_TARGETS[platform.machine()], str(source), "-o", str(library)]
+        options = [*_OPTIONS, *_TARGETS[platform.machine()], f"-I{HEADER.parent}"]
+        command = ["cc", *options, str(source), "-o", str(library)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
         library.replace(target)  # atomic: another worker that starts now sees all of it or nothing
     return target
@@ -77,7 +79,7 @@ def compile_into(folder: Path, source: Path) -> Path:
 def _file_name(source: Path) -> str:
     """Name the library for all that shapes it but the compiler's version."""
     machine = platform.machine()
-    identity = "\0".join([source.read_text(), *_OPTIONS, *_TARGETS[machine]])
+    identity = "\0".join([source.read_text(), HEADER.read_text(), *_OPTIONS, *_TARGETS[machine]])
     return f"{source.stem}-{machine}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
 
 
