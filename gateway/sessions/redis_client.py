@@ -111,6 +111,8 @@ class RedisClients:
             url = "rediss://" + url.removeprefix("redis://")
         if url.startswith("rediss://"):
             options |= self._tls_options(is_url=True)
+        if url.startswith("unix://"):
+            del options["socket_keepalive"]  # of TCP; redis-py's Unix connections refuse the argument
         return Redis.from_url(url, **options)
 
     def _connection_options(self) -> dict[str, Any]:

@@ -76,6 +76,7 @@ async def run_contract(config: RedisSettings) -> None:
     """All chosen tests, each with a prefix of its own."""
     for number, check in enumerate(CHOSEN_CONTRACT):
         own = settings(
+            url=config.url,
             sentinels=config.sentinels,
             cluster_nodes=config.cluster_nodes,
             key_prefix=f"contract{number}",
@@ -90,6 +91,13 @@ async def run_contract(config: RedisSettings) -> None:
 async def test_contract_behind_sentinels(sentinels: SentinelSetup) -> None:
     """The chosen part of the contract holds behind Sentinels."""
     await run_contract(sentinel_settings(sentinels))
+
+
+async def test_contract_over_a_unix_socket(tmp_path: Path) -> None:
+    """The chosen part of the contract holds over a Unix socket."""
+    path = tmp_path / "s"
+    with redis_server(tmp_path, "--unixsocket", str(path)):
+        await run_contract(settings(url=f"unix://{path}"))
 
 
 async def test_contract_on_a_cluster(cluster: ClusterSetup) -> None:
