@@ -130,10 +130,9 @@ class Gateway:
         self.reader = self._make_reader(config)
         journal_sessions = config.admin.journal_sessions if config.admin.is_enabled else 0
         self.journal = Journal(journal_sessions) if journal_sessions else None
-        self._log = AccessLog(None if lines is None else lines.put)
-        access_log = self._log if config.log.access else None
-        self.recorder = Recorder(self.metrics, self.sessions, self.reader.parser, access_log, self.journal)
-        self.recorder.debug_log = self._log
+        log = AccessLog(None if lines is None else lines.put)
+        self.recorder = Recorder(self.metrics, self.sessions, self.reader.parser, log, self.journal)
+        self.recorder.logs_requests = config.log.access
         self.handover = Handover(
             config.fleet, self.fleet, self.router, self.sessions, self.pools, clock=clock
         )
@@ -301,7 +300,7 @@ class Gateway:
         before, self.config = self.config, config
         if config.log.level != before.log.level:
             logging.getLogger().setLevel(config.log.level.upper())
-        self.recorder.access_log = self._log if config.log.access else None
+        self.recorder.logs_requests = config.log.access
         self.router.reconfigure(config.routing)
         self.fleet.reconfigure(config.health)
         self.prober.reconfigure(config.health, config.fleet)

@@ -35,11 +35,11 @@ class Recorder:
         metrics: GatewayMetrics,
         sessions: SessionStore,
         parser: FactsParser,
-        access_log: AccessLog | None,
+        log: AccessLog,
         journal: Journal | None = None,
     ) -> None:
-        self._metrics, self._sessions, self.access_log = metrics, sessions, access_log
-        self.debug_log = AccessLog()  # for requests told in full where others are not told at all
+        self._metrics, self._sessions, self.log = metrics, sessions, log
+        self.logs_requests = True  # each; those that an operator asked for are told anyway
         self._parser = parser
         self._journal = journal
         self._writes: set[asyncio.Task[Any]] = set()
@@ -56,10 +56,10 @@ class Recorder:
             self._link_trace(turn, turn.trace, now_s)
         if self._journal is not None:
             self._journal.note(turn, now_s)
-        if self.access_log is not None:
-            self.access_log.write(_access_line(turn, now_s))
+        if self.logs_requests:
+            self.log.write(_access_line(turn, now_s))
         if turn.is_debug:
-            (self.access_log or self.debug_log).write(debug_line(turn))
+            self.log.write(debug_line(turn))
 
     async def close(self) -> None:
         """Wait for background writes; each is bounded by the store's own budget."""

@@ -67,11 +67,11 @@ def main() -> None:
     parser = FactsParser(KeySettings(), b"secret", max_decoded_bytes=1)
     store = open_store(SessionsSettings(), clock=time.monotonic, environ={})
     sink = os.open(os.devnull, os.O_WRONLY)
-    for name, log in (
-        ("counted", None),
-        ("counted and logged", AccessLog(lambda data: os.write(sink, data))),
-    ):
-        print(f"{name:20} {cost_us(Recorder(GatewayMetrics(), store, parser, log)):6.2f} µs")
+    log = AccessLog(lambda data: os.write(sink, data))
+    for name, logs_requests in (("counted", False), ("counted and logged", True)):
+        recorder = Recorder(GatewayMetrics(), store, parser, log)
+        recorder.logs_requests = logs_requests
+        print(f"{name:20} {cost_us(recorder):6.2f} µs")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ async def test_an_answer_that_has_ended_is_never_followed_by_another(answer: Any
     """A bug after the last byte closes the connection: a second head would answer the next request."""
     async with GatewayWorld(1) as world, RawClient(world.gateway.port) as client:
         world.backends[0].default = answer
-        world.gateway.recorder.access_log = failing(RuntimeError("a bug"))
+        recorder = world.gateway.recorder
+        recorder.log, recorder.logs_requests = failing(RuntimeError("a bug")), True
         await client.send(post("/v1/chat/completions", CHAT))
         first = await client.read_response()
         assert (first.status, first.is_complete) == (200, True)
@@ -73,7 +74,8 @@ async def test_an_unforeseen_error_is_counted_with_the_status_that_the_client_go
     """A bug before the first byte: 500 for the client, in the counters and in the access line."""
     lines: list[bytes] = []
     async with GatewayWorld(1) as world:
-        world.gateway.recorder.access_log = AccessLog(lines.append)
+        recorder = world.gateway.recorder
+        recorder.log, recorder.logs_requests = AccessLog(lines.append), True
         parts = replace(world.gateway._proxy_parts, sessions=BrokenStore(clock=time.monotonic))
         world.gateway.front.take_over(Proxy(parts), world.gateway.config)
         answer = await world.chat("alice")

@@ -23,7 +23,8 @@ SECRETS = ("secret-prompt", "secret-session", "secret-key", "secret-tenant-value
 def listening(world: GatewayWorld) -> list[dict[str, Any]]:
     """The lines that the gateway writes of requests from now on."""
     lines: list[dict[str, Any]] = []
-    world.gateway.recorder.access_log = AccessLog(lambda data: lines.append(json.loads(data)))
+    recorder = world.gateway.recorder
+    recorder.log, recorder.logs_requests = AccessLog(lambda data: lines.append(json.loads(data))), True
     return lines
 
 
@@ -74,8 +75,8 @@ async def test_one_request_is_told_in_full_where_others_are_not_told() -> None:
     """With `log.access` off there is this line and no other; it goes where access lines would."""
     told: list[dict[str, Any]] = []
     async with GatewayWorld(1, environ={"HOMING_ADMIN_TOKEN": TOKEN}) as world:
-        assert world.gateway.recorder.access_log is None
-        world.gateway.recorder.debug_log = AccessLog(lambda data: told.append(json.loads(data)))
+        assert not world.gateway.recorder.logs_requests
+        world.gateway.recorder.log = AccessLog(lambda data: told.append(json.loads(data)))
         await ask(world)
         await ask(world, **{"x-homing-log-level": "debug", "x-homing-admin-token": TOKEN})
     assert [line["event"] for line in told] == ["request_debug"]
