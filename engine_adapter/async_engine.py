@@ -71,11 +71,11 @@ class AsyncEngine:
 
         def command() -> None:
             try:
-                result = function(self._engine)
+                settle = functools.partial(_settle, future, function(self._engine))
             except Exception as error:
-                self._post(functools.partial(_fail, future, error))
-            else:
-                self._post(functools.partial(_settle, future, result))
+                settle = functools.partial(_fail, future, error)
+            self.latest_stats = self._engine.stats()  # first: the caller must see what it changed
+            self._post(settle)
 
         self._calls.add(future)
         self._commands.put(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import zmq.asyncio
 from engine.worker_app import Worker, finished_requests, running_worker
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
+from engine_adapter.engine.engine_stats import EngineStats
 from engine_adapter.engine.tiers.tier_config import TierConfig
 
 SYSTEM = {"role": "system", "content": "You are a very patient assistant."}
@@ -158,6 +160,24 @@ async def test_tiers_are_shown_and_a_restart_is_warm(checkpoint: Path, tmp_path:
         assert (await (await worker.client.post("/v1/kv/clear")).json())["cleared_blocks"] > 0
         stats = await (await worker.client.get("/v1/kv/stats")).json()
         assert stats["tiers"]["disk"]["num_blocks"] == 0
+
+
+async def test_stats_show_what_an_answered_command_did(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the answer to a command finds its effect in the statistics, however slow they are."""
+    await worker.chat(messages=[USER])
+    engine = await worker.context.engine.call(lambda engine: engine)
+    collect = engine.stats
+
+    def collect_slowly() -> EngineStats:
+        time.sleep(0.1)
+        return collect()
+
+    monkeypatch.setattr(engine, "stats", collect_slowly)
+    cleared = (await (await worker.client.post("/v1/kv/clear")).json())["cleared_blocks"]
+    assert cleared > 0
+    assert (await (await worker.client.get("/v1/kv/stats")).json())["num_blocks_cached"] == 0
 
 
 async def test_pins_come_back_after_a_restart(checkpoint: Path, tmp_path: Path) -> None:
