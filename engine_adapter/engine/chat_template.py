@@ -58,6 +58,11 @@ class ChatTemplate:
         """The template shows tool definitions to the model."""
         return "tools" in self.source
 
+    @property
+    def has_thinking_switch(self) -> bool:
+        """The template can be told whether the model shall think, as Qwen3's can."""
+        return "enable_thinking" in self.source
+
     def render(
         self,
         messages: Sequence[Message],

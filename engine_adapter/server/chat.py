@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from engine_adapter.engine.chat_template import MessagesUnsuitable
+from engine_adapter.engine.thoughts import THOUGHT_START, ThoughtPlace, thought_place
 from engine_adapter.engine.tool_prompt import with_tools_in_text
 from engine_adapter.server.answer_form import AnswerForm, chat_answer_form, check_tools
 from engine_adapter.server.chat_answer import AnswerStyle, answer_events, whole_answer
@@ -48,6 +49,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         wants_logprobs=bool(body.logprobs),
         wants_usage=bool(body.stream_options and body.stream_options.include_usage),
         tool_format=form.tool_format,
+        thoughts=place_of_thoughts(context, generation, form),
     )
     if body.stream:
         return await send_stream(
@@ -145,3 +147,12 @@ def chat_generation(
     return Generation(
         context.engine, context.tokenizer, [prompt], sampling, options, num_choices=num_choices(body)
     )
+
+
+def place_of_thoughts(context: ServingContext, generation: Generation, form: AnswerForm) -> ThoughtPlace:
+    """Where this answer has its thoughts; a grammar leaves room for them only if it writes the markers."""
+    tail = context.tokenizer.decode(generation.prompt_tail(len(THOUGHT_START) + 1), skip_special_tokens=False)
+    place = thought_place(context.template.source, tail)
+    if place is ThoughtPlace.OPENED and form.grammar is not None:
+        return ThoughtPlace.NOWHERE
+    return place

@@ -2,7 +2,8 @@
 
 Decides the shape of chat answers. A stream opens each choice with the role, carries text and tool calls,
 ends each choice with its finish reason, then the usage where asked, then `[DONE]`. Both shapes read tool
-calls with the same parser, so they always agree. It does not know how text is made nor what was asked.
+calls and thoughts with the same parsers, so they always agree. It does not know how text is made nor what
+was asked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
+from engine_adapter.engine.thoughts import ThoughtParser, ThoughtPlace
 from engine_adapter.engine.tokenizer import Tokenizer
 from engine_adapter.engine.tool_calls import ToolCall, ToolCallFormat, ToolCallParser
 from engine_adapter.server.accounting import accounted_pieces, usage_of
@@ -31,6 +33,7 @@ class AnswerStyle:
     wants_logprobs: bool
     wants_usage: bool
     tool_format: ToolCallFormat | None
+    thoughts: ThoughtPlace
 
     def document(self, kind: str, **fields: object) -> dict[str, object]:
         head = {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
@@ -39,9 +42,10 @@ class AnswerStyle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one piece says, tool calls taken out of its text."""
+    """What one piece says, thoughts and tool calls taken out of its text."""
 
     index: int
+    thought: str
     text: str
     calls: list[dict[str, object]]
     tokens: Sequence[ShownToken]
@@ -51,22 +55,28 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class ChoiceReader:
-    """Takes the tool calls out of one choice's text; numbers them."""
+    """Takes thoughts and tool calls out of one choice's text; numbers the calls."""
 
     parser: ToolCallParser | None
+    thoughts: ThoughtParser
     num_calls: int = 0
 
     def read(self, piece: Piece) -> Part:
-        """Changes: the parser's state and the count."""
-        found: list[str | ToolCall] = [piece.text]
+        """Changes: the parsers' state and the count."""
+        thought, text = self.thoughts.push(piece.text)
+        if piece.finish_reason is not None:
+            last_thought, last_text = self.thoughts.flush()
+            thought, text = thought + last_thought, text + last_text
+        found: list[str | ToolCall] = [text]
         if self.parser is not None:
-            found = self.parser.push(piece.text)
+            found = self.parser.push(text)
             if piece.finish_reason is not None:
                 found += self.parser.flush()
         calls = [self._numbered(item) for item in found if isinstance(item, ToolCall)]
         reason = piece.finish_reason
         return Part(
             index=piece.index,
+            thought=thought,
             text="".join(item for item in found if isinstance(item, str)),
             calls=calls,
             tokens=piece.tokens,
@@ -82,7 +92,10 @@ class ChoiceReader:
 
 
 async def read_parts(
-    metrics: WorkerMetrics, generation: Generation, tool_format: ToolCallFormat | None
+    metrics: WorkerMetrics,
+    generation: Generation,
+    tool_format: ToolCallFormat | None,
+    thoughts: ThoughtPlace = ThoughtPlace.NOWHERE,
 ) -> AsyncGenerator[Part, None]:
     """The generation's pieces as parts. Use under `contextlib.aclosing`."""
     readers: dict[int, ChoiceReader] = {}
@@ -90,7 +103,7 @@ async def read_parts(
         async for piece in pieces:
             if piece.index not in readers:
                 parser = ToolCallParser(tool_format) if tool_format is not None else None
-                readers[piece.index] = ChoiceReader(parser=parser)
+                readers[piece.index] = ChoiceReader(parser=parser, thoughts=ThoughtParser(thoughts))
             yield readers[piece.index].read(piece)
 
 
@@ -99,6 +112,7 @@ class WholeChoice:
     """One choice, collected."""
 
     index: int
+    thought: str = ""
     text: str = ""
     calls: list[dict[str, object]] = field(default_factory=list)
     tokens: list[ShownToken] = field(default_factory=list)
@@ -107,13 +121,17 @@ class WholeChoice:
 
 
 async def collect_choices(
-    metrics: WorkerMetrics, generation: Generation, tool_format: ToolCallFormat | None
+    metrics: WorkerMetrics,
+    generation: Generation,
+    tool_format: ToolCallFormat | None,
+    thoughts: ThoughtPlace = ThoughtPlace.NOWHERE,
 ) -> list[WholeChoice]:
     """Run the generation to its end."""
     choices: dict[int, WholeChoice] = {}
-    async with contextlib.aclosing(read_parts(metrics, generation, tool_format)) as parts:
+    async with contextlib.aclosing(read_parts(metrics, generation, tool_format, thoughts)) as parts:
         async for part in parts:
             choice = choices.setdefault(part.index, WholeChoice(index=part.index))
+            choice.thought += part.thought
             choice.text += part.text
             choice.calls += part.calls
             choice.tokens += part.tokens
@@ -126,8 +144,10 @@ async def whole_answer(
 ) -> dict[str, object]:
     """The `chat.completion` object."""
     entries = []
-    for choice in await collect_choices(metrics, generation, style.tool_format):
+    for choice in await collect_choices(metrics, generation, style.tool_format, style.thoughts):
         message: dict[str, object] = {"role": "assistant", "content": choice.text}
+        if choice.thought:
+            message["reasoning_content"] = choice.thought
         if choice.calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in choice.calls]
@@ -155,12 +175,15 @@ async def answer_events(
         return event(style.document("chat.completion.chunk", choices=[entry], **extra))
 
     opened: set[int] = set()
-    async with contextlib.aclosing(read_parts(metrics, generation, style.tool_format)) as parts:
+    read = read_parts(metrics, generation, style.tool_format, style.thoughts)
+    async with contextlib.aclosing(read) as parts:
         async for part in parts:
             data = b""
             if part.index not in opened:
                 opened.add(part.index)
                 data += chunk(part.index, {"role": "assistant", "content": ""})
+            if part.thought:
+                data += chunk(part.index, {"reasoning_content": part.thought})
             if part.text or (part.tokens and style.wants_logprobs):
                 logprobs = chat_logprobs(tokenizer, part.tokens) if style.wants_logprobs else None
                 data += chunk(part.index, {"content": part.text}, logprobs=logprobs)

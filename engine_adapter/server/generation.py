@@ -149,6 +149,10 @@ class Generation:
         self._is_prompt_only = options.is_prompt_only
         self.tally = Tally(num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
 
+    def prompt_tail(self, num_tokens: int) -> list[int]:
+        """The last tokens of the first prompt."""
+        return self._requests[0].prompt_token_ids[-num_tokens:]
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield pieces of all choices as they come. Use under `contextlib.aclosing`.
 

@@ -3,6 +3,10 @@
 Decides how its shapes map onto ours and back: system and blocks become messages, `tool_use` and
 `tool_result` become tool calls and tool messages, and usage splits the prompt into computed and cached tokens
 (`input_tokens` excludes what was read from the cache, as Anthropic counts). Images are refused.
+
+`thinking` sets the switch of templates that have one; other models think or not as they were made, and
+`enabled` is no error there: agents send it to every model. `adaptive`, or none, leaves it to the template. No
+budget is enforced. Thoughts are blocks of their own, with an empty signature, for nobody here checks one.
 """
 
 from __future__ import annotations
@@ -11,14 +15,13 @@ import contextlib
 import json
 import secrets
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
 
-from engine_adapter.engine.tool_calls import ToolCallFormat
-from engine_adapter.server.answer_form import chat_answer_form
-from engine_adapter.server.chat import chat_generation, check_chat, render_prompt
+from engine_adapter.server.answer_form import AnswerForm, chat_answer_form
+from engine_adapter.server.chat import chat_generation, check_chat, place_of_thoughts, render_prompt
 from engine_adapter.server.chat_answer import collect_choices, read_parts
 from engine_adapter.server.errors import bad_request
 from engine_adapter.server.event_stream import event, json_response, send_stream
@@ -37,6 +40,11 @@ class Message(msgspec.Struct, kw_only=True):
     content: str | list[dict[str, Any]]
 
 
+class Thinking(msgspec.Struct, kw_only=True):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
 class MessagesRequest(msgspec.Struct, kw_only=True):
     model: str
     messages: list[Message]
@@ -49,6 +57,7 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
+    thinking: Thinking | None = None
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
@@ -57,16 +66,21 @@ async def messages(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, MessagesRequest)
     if body.max_tokens is None:
         raise bad_request("max_tokens is required", param="max_tokens", code="missing_required_parameter")
-    chat = _as_chat(body)
+    chat = _as_chat(body, context)
     check_chat(chat)
     context.check_model(chat.model)
     form = await chat_answer_form(chat, context.grammars, context.template.source)
     generation = chat_generation(context, chat, form, tags_of(request))
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": chat.model}
     if body.stream:
-        return await send_stream(request, _events(context, generation, form.tool_format, head))
-    (choice,) = await collect_choices(context.metrics, generation, form.tool_format)
-    content: list[dict[str, object]] = [{"type": "text", "text": choice.text}] if choice.text else []
+        return await send_stream(request, _events(context, generation, form, head))
+    thoughts = place_of_thoughts(context, generation, form)
+    (choice,) = await collect_choices(context.metrics, generation, form.tool_format, thoughts)
+    content: list[dict[str, object]] = []
+    if choice.thought:
+        content.append({"type": "thinking", "thinking": choice.thought, "signature": ""})
+    if choice.text:
+        content.append({"type": "text", "text": choice.text})
     content += [_tool_use(call) for call in choice.calls]
     ending = _ending(choice.finish_reason, choice.stop_string)
     return json_response({**head, "content": content, **ending, "usage": _usage(generation.tally)})
@@ -75,12 +89,14 @@ async def messages(request: web.Request) -> web.StreamResponse:
 async def count_tokens(request: web.Request) -> web.Response:
     """The size of a prompt, without answering it."""
     context = context_of(request)
-    chat = _as_chat(await read_body(request, MessagesRequest))
+    chat = _as_chat(await read_body(request, MessagesRequest), context)
     check_chat(chat)
-    return json_response({"input_tokens": len(render_prompt(context, chat.messages, tools=chat.tools))})
+    token_ids = render_prompt(context, chat.messages, tools=chat.tools, variables=chat.chat_template_kwargs)
+    return json_response({"input_tokens": len(token_ids)})
 
 
-def _as_chat(body: MessagesRequest) -> ChatRequest:
+def _as_chat(body: MessagesRequest, context: ServingContext) -> ChatRequest:
+    _check_thinking(body)
     chat: list[ChatMessage] = []
     if body.system:
         chat.append(ChatMessage(role="system", content=body.system))
@@ -99,7 +115,28 @@ def _as_chat(body: MessagesRequest) -> ChatRequest:
         stop=body.stop_sequences,
         tools=[_tool(tool) for tool in body.tools] if body.tools else None,
         tool_choice=_tool_choice(body.tool_choice),
+        chat_template_kwargs=_thinking_switch(body) if context.template.has_thinking_switch else None,
     )
+
+
+def _thinking_switch(body: MessagesRequest) -> dict[str, Any] | None:
+    """The template's variable; None leaves the choice to the template."""
+    if body.thinking is None or body.thinking.type == "adaptive":
+        return None
+    return {"enable_thinking": body.thinking.type == "enabled"}
+
+
+def _check_thinking(body: MessagesRequest) -> None:
+    """Raise a 400 for a budget that Anthropic's API would refuse too."""
+    thinking = body.thinking
+    if thinking is None or thinking.type != "enabled":
+        return
+    if thinking.budget_tokens is None:
+        param = "thinking.budget_tokens"
+        raise bad_request(f"{param} is required", param=param, code="missing_required_parameter")
+    if body.max_tokens is not None and thinking.budget_tokens >= body.max_tokens:
+        message = "thinking.budget_tokens must be less than max_tokens"
+        raise bad_request(message, param="thinking.budget_tokens", code="invalid_value")
 
 
 def _chat_messages(message: Message) -> list[ChatMessage]:
@@ -117,7 +154,17 @@ def _chat_messages(message: Message) -> list[ChatMessage]:
     hidden = ("tool_result", "tool_use", "thinking", "redacted_thinking")
     rest = [block for block in message.content if block.get("type") not in hidden]
     if rest or calls or not results:
-        results.append(ChatMessage(role=message.role, content=rest, tool_calls=calls or None))
+        thoughts = [
+            str(block.get("thinking", "")) for block in message.content if block.get("type") == "thinking"
+        ]
+        results.append(
+            ChatMessage(
+                role=message.role,
+                content=rest,
+                tool_calls=calls or None,
+                reasoning_content="".join(thoughts) or None,
+            )
+        )
     return results
 
 
@@ -164,19 +211,19 @@ def _usage(tally: Tally) -> dict[str, int]:
     }
 
 
-class _BlockWriter:
+class BlockWriter:
     """Opens and closes numbered content blocks; at most one is open."""
 
     def __init__(self) -> None:
         self._index = -1
-        self._is_text_open = False
+        self._open_type: str | None = None
+
+    def thought(self, thought: str) -> bytes:
+        block = {"type": "thinking", "thinking": "", "signature": ""}
+        return self._opened(block) + self._delta({"type": "thinking_delta", "thinking": thought})
 
     def text(self, text: str) -> bytes:
-        data = b""
-        if not self._is_text_open:
-            data += self._start({"type": "text", "text": ""})
-            self._is_text_open = True
-        return data + self._delta({"type": "text_delta", "text": text})
+        return self._opened({"type": "text", "text": ""}) + self._delta({"type": "text_delta", "text": text})
 
     def tool_use(self, call: Mapping[str, Any]) -> bytes:
         block = {**_tool_use(call), "input": {}}
@@ -184,10 +231,18 @@ class _BlockWriter:
         return self.close() + self._start(block) + self._delta(arguments) + self._stop()
 
     def close(self) -> bytes:
-        if not self._is_text_open:
+        if self._open_type is None:
             return b""
-        self._is_text_open = False
+        self._open_type = None
         return self._stop()
+
+    def _opened(self, block: Mapping[str, str]) -> bytes:
+        """Open a block unless one of its type is open."""
+        if self._open_type == block["type"]:
+            return b""
+        data = self.close() + self._start(block)
+        self._open_type = block["type"]
+        return data
 
     def _start(self, block: Mapping[str, object]) -> bytes:
         self._index += 1
@@ -208,18 +263,22 @@ def named(kind: str, **fields: object) -> bytes:
 async def _events(
     context: ServingContext,
     generation: Generation,
-    tool_format: ToolCallFormat | None,
+    form: AnswerForm,
     head: Mapping[str, object],
 ) -> AsyncGenerator[bytes, None]:
-    writer = _BlockWriter()
+    writer = BlockWriter()
     is_open = False
-    async with contextlib.aclosing(read_parts(context.metrics, generation, tool_format)) as parts:
+    thoughts = place_of_thoughts(context, generation, form)
+    read = read_parts(context.metrics, generation, form.tool_format, thoughts)
+    async with contextlib.aclosing(read) as parts:
         async for part in parts:
             if not is_open:  # the first part also tells how much of the prompt was cached
                 start: dict[str, object] = {"content": [], "stop_reason": None, "stop_sequence": None}
                 usage = {**_usage(generation.tally), "output_tokens": 1}
                 yield named("message_start", message={**head, **start, "usage": usage})
                 is_open = True
+            if part.thought:
+                yield writer.thought(part.thought)
             if part.text:
                 yield writer.text(part.text)
             for call in part.calls:
