@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from docs.markdown_blocks import ROOT, Block, blocks
@@ -94,12 +95,23 @@ def here(text: str, fleet: RunningFleet) -> str:
     return text
 
 
+def ask_as_alice(fleet: RunningFleet) -> None:
+    """One turn of the session that the pages speak of, so that each block works without those before it."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "What is a llama?"}], "max_tokens": 4}
+    answer = httpx.post(
+        f"{fleet.base_url}/v1/chat/completions", json=body, headers={"x-session-id": "alice"}, timeout=60
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-homing-key-source"] == "header", answer.headers
+
+
 SHELL_BLOCKS = blocks("sh", "bash", "console")
 
 
 @pytest.mark.parametrize("block", SHELL_BLOCKS, ids=str)
 def test_commands_work(block: Block, fleet: RunningFleet, folder: Path) -> None:
     """Typed as they stand they succeed, on a fleet as `make run` leaves it."""
+    ask_as_alice(fleet)
     for command in block.commands:
         if reason_not_to_run(command) is not None:
             continue
