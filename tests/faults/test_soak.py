@@ -4,7 +4,9 @@ A C engine behind it and C clients before it, so that the gateway is the only Py
 pace that one core carries, for HOMING_SOAK_S seconds (300), one event per stream every HOMING_SOAK_PACE_MS
 (170); then for a fifth of that time at more than it can carry. How late the loop is says something about the
 gateway only in the first; in the second it is the length of the queue. Both are printed, with the CPU that
-was used, and asserted is only what no busy machine may change: no error, flat memory, gauges at zero.
+was used and the time that the gateway waited for one, and asserted is only what no busy machine may change:
+no error, flat memory, gauges at zero. Engine and clients keep to one core, so that they cannot take the
+gateway's; the probe (`loop_probe.py`) shares that one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +35,7 @@ PACE_MS = float(os.environ.get("HOMING_SOAK_PACE_MS", "170"))  # 8,800 events pe
 SATURATING_PACE_MS = 40.0
 EVENTS_PER_STREAM = 64
 NUM_CLIENTS = 15  # begin one after the other: streams that all end at once would be a storm of requests
-PROBE_INTERVAL_S = 0.02
+MAX_PROBE_LINE_BYTES = 1 << 24
 LARGE_BODY_BYTES = 20_000_000
 PORTS = (28_201, 28_202, 28_203, 28_204)
 
@@ -66,6 +68,17 @@ async def started_port(gateway: asyncio.subprocess.Process) -> int:
     raise AssertionError("the gateway did not start")
 
 
+@asynccontextmanager
+async def one_core() -> AsyncIterator[None]:
+    """Keep this process, and those that it starts meanwhile, on the first core that it may use."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def write_bodies(path: Path) -> None:
     messages = [{"role": "system", "content": "You are terse. " * 20}]
     lines = []
@@ -82,6 +95,12 @@ async def metric(client: httpx.AsyncClient, name: str) -> float:
     )
 
 
+def scheduled_s(pid: int) -> tuple[float, float]:
+    """What a process's first thread ran, and what it waited for a CPU while it could have run (Linux)."""
+    ran, waited, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
 @dataclass(kw_only=True)
 class Seen:
     """What was seen of the gateway while it was under load."""
@@ -89,17 +108,25 @@ class Seen:
     livez_s: list[float] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
     cpu_share: float = 0.0
+    loop_share: float = 0.0
+    waiting_share: float = 0.0
     num_large: int = 0
     load: dict[str, float] = field(default_factory=dict)
 
 
-async def probe(client: httpx.AsyncClient, seen: Seen) -> None:
-    """How long the loop lets a request wait that costs it nothing: what every event waits."""
-    while True:
-        started_s = time.monotonic()
-        (await client.get("/livez")).raise_for_status()
-        seen.livez_s.append(time.monotonic() - started_s)
-        await asyncio.sleep(PROBE_INTERVAL_S)
+def started_probe(port: int) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    script = Path(__file__).with_name("loop_probe.py")
+    return process(sys.executable, script, port, stdin=pipe, stdout=pipe, limit=MAX_PROBE_LINE_BYTES)
+
+
+async def take_waits_s(probe: asyncio.subprocess.Process) -> list[float]:
+    """How long the loop let a request wait that costs it nothing, since last asked: as every event waits."""
+    assert probe.stdin is not None
+    assert probe.stdout is not None
+    probe.stdin.write(b"\n")
+    waits_s: list[float] = json.loads(await probe.stdout.readline())
+    return waits_s
 
 
 async def watch(client: httpx.AsyncClient, pid: int, seen: Seen) -> None:
@@ -148,25 +175,30 @@ async def run_streams(
 
 
 async def observe_phase(
-    client: httpx.AsyncClient, gateway: psutil.Process, streams: Coroutine[None, None, dict[str, float]]
+    client: httpx.AsyncClient,
+    gateway: psutil.Process,
+    probe: asyncio.subprocess.Process,
+    streams: Coroutine[None, None, dict[str, float]],
 ) -> Seen:
     """One phase: the streams, with probes, scrapes and large bodies beside them."""
     seen = Seen()
+    await take_waits_s(probe)
     load = asyncio.create_task(streams)
-    watching = [
-        asyncio.create_task(probe(client, seen)),
-        asyncio.create_task(watch(client, gateway.pid, seen)),
-    ]
-    before, started_s = sum(gateway.cpu_times()[:2]), time.monotonic()
+    watching = asyncio.create_task(watch(client, gateway.pid, seen))
+    before, (ran_s, waited_s) = sum(gateway.cpu_times()[:2]), scheduled_s(gateway.pid)
+    started_s = time.monotonic()
     try:
         await send_large_bodies(client.base_url, seen, load)
         seen.load = await load
     finally:
-        for task in (load, *watching):
+        for task in (load, watching):
             task.cancel()
-        outcomes = await asyncio.gather(*watching, return_exceptions=True)
-    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes), outcomes
-    seen.cpu_share = (sum(gateway.cpu_times()[:2]) - before) / (time.monotonic() - started_s)
+        (outcome,) = await asyncio.gather(watching, return_exceptions=True)
+    assert isinstance(outcome, asyncio.CancelledError), outcome
+    seen.livez_s = await take_waits_s(probe)
+    took_s, now_s = time.monotonic() - started_s, scheduled_s(gateway.pid)
+    seen.cpu_share = (sum(gateway.cpu_times()[:2]) - before) / took_s
+    seen.loop_share, seen.waiting_share = (now_s[0] - ran_s) / took_s, (now_s[1] - waited_s) / took_s
     return seen
 
 
@@ -176,7 +208,8 @@ def report(title: str, seen: Seen) -> str:
     p50_ms, p99_ms = statistics.median(waits_ms), waits_ms[int(len(waits_ms) * 0.99)]
     per_s = load["num_events"] / load["elapsed_s"]
     lines = [
-        f"-- {title}: {per_s:,.0f} events/s, {seen.cpu_share:.0%} of a core",
+        f"-- {title}: {per_s:,.0f} events/s, {seen.cpu_share:.0%} of a core "
+        f"(its loop {seen.loop_share:.0%}, and {seen.waiting_share:.0%} of the time that waited for a core)",
         f"streams {load['num_done']:.0f}, events {load['num_events']:.0f}, 20 MB bodies {seen.num_large}",
         f"errors {load['num_errors']}, not 200: {load['num_bad']} (last: {load['last_bad_status']})",
         f"first event, worst client: p50 {load['first_byte_p50_us'] / 1e3:.1f} ms, "
@@ -208,29 +241,29 @@ async def test_fifteen_hundred_streams(tmp_path: Path, capsys: pytest.CaptureFix
     }
     (tmp_path / "homing.yaml").write_text(json.dumps(config))
     homing = Path(sys.executable).with_name("homing")
+    command = (homing, "gateway", "--config", tmp_path / "homing.yaml")
     async with (
+        process(*command, stderr=asyncio.subprocess.PIPE) as gateway,
+        started_probe(port := await started_port(gateway)) as probe,
+        one_core(),
         process(engine, *PORTS),
-        process(
-            homing, "gateway", "--config", tmp_path / "homing.yaml", stderr=asyncio.subprocess.PIPE
-        ) as gateway,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
-        port = await started_port(gateway)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            await _wait_ready(client)
-            for title, pace_ms, duration_s in (
-                ("carried", PACE_MS, DURATION_S),
-                ("saturated", SATURATING_PACE_MS, DURATION_S / 5),
-            ):
-                query = f"events={EVENTS_PER_STREAM}&delay_us={pace_ms * 1e3:.0f}"
-                (await client.get(f"http://127.0.0.1:{PORTS[0]}/_mock/set?{query}")).raise_for_status()
-                streams = run_streams(generator, port, bodies, pace_ms=pace_ms, duration_s=duration_s)
-                seen = await observe_phase(client, psutil.Process(gateway.pid), streams)
-                with capsys.disabled():
-                    print("\n" + report(title, seen))
-                check(seen)
-                assert await metric(client, "homing_requests_in_flight") == 0
-                if title == "carried":
-                    check_memory(seen.rss_mb)
+        await _wait_ready(client)
+        for title, pace_ms, duration_s in (
+            ("carried", PACE_MS, DURATION_S),
+            ("saturated", SATURATING_PACE_MS, DURATION_S / 5),
+        ):
+            query = f"events={EVENTS_PER_STREAM}&delay_us={pace_ms * 1e3:.0f}"
+            (await client.get(f"http://127.0.0.1:{PORTS[0]}/_mock/set?{query}")).raise_for_status()
+            streams = run_streams(generator, port, bodies, pace_ms=pace_ms, duration_s=duration_s)
+            seen = await observe_phase(client, psutil.Process(gateway.pid), probe, streams)
+            with capsys.disabled():
+                print("\n" + report(title, seen))
+            check(seen)
+            assert await metric(client, "homing_requests_in_flight") == 0
+            if title == "carried":
+                check_memory(seen.rss_mb)
 
 
 def check_memory(rss_mb: list[float]) -> None:
