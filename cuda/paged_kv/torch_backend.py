@@ -2,8 +2,8 @@
 
 Decisions, each measured on a CPU: whole tiles are gathered with one `index_select` over contiguous rows
 (single tokens cost a third more at 2k context); at decode the query heads that share a KV head become the
-query length, so KV is never repeated; where the compiled kernel serves (fp32 on a CPU, one thread), decodes
-are not gathered at all; a fresh prompt uses the keys and values at hand; masks are additive in the query's
+query length, so KV is never repeated; where the compiled kernels serve (fp32 on a CPU, one thread), nothing is
+gathered at all; elsewhere a fresh prompt uses the keys and values at hand; masks are additive in the query's
 dtype and made once per step. Invariants: see `attention`.
 """
 
@@ -146,7 +146,7 @@ class TorchBackend:
         """See AttentionBackend."""
         plan = self._plan(batch, query)
         native = plan.native_decode
-        if not plan.prefills:  # the common step: rows are already in order
+        if not plan.prefills and not plan.native_prefills:  # the common step: rows are already in order
             if native is not None:
                 assert self._native is not None
                 return self._native.attend(layer, query, native)
@@ -161,6 +161,9 @@ class TorchBackend:
             out.index_copy_(
                 0, group.token_rows, self._decode(layer, query.index_select(0, group.token_rows), group)
             )
+        for rows, native_prefill in plan.native_prefills:
+            assert self._native is not None
+            out[rows] = self._native.attend_prefill(layer, query[rows], native_prefill)
         for prefill in plan.prefills:
             rows = slice(prefill.start, prefill.stop)
             out[rows] = self._prefill(layer, query[rows], key[rows], value[rows], prefill)

@@ -6,7 +6,8 @@ A batch is cut into work of two kinds, so that no work is padded to more than tw
   whose block counts round up to the same power of two;
 - prefills: each sequence with several new tokens alone, unpadded.
 
-Where the compiled decode serves, it takes all sequences with one new token together: it pads nothing.
+Where the compiled kernels serve, they take all sequences with one new token together, and each with several
+alone: they pad nothing and need neither gather indices nor masks.
 
 Tile rows are for layer 0; a layer adds `layer * tiles_per_layer`. Invariant: every row of a decode group at
 or past a sequence's end is listed in `tail_rows`, so the backend can zero what it gathered there: a weight of
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_kv.batch import AttentionBatch
-from paged_kv.kernels.decode_cpu import NativeDecode, NativeDecodePlan
+from paged_kv.kernels.decode_cpu import NativeDecode, NativeDecodePlan, NativePrefillPlan
 from paged_kv.layout import KVLayout
 
 
@@ -56,6 +57,7 @@ class StepPlan:
     decode_groups: list[DecodeGroup]
     native_decode: NativeDecodePlan | None  # instead of groups
     prefills: list[Prefill]
+    native_prefills: list[tuple[slice, NativePrefillPlan]]  # instead of prefills: rows of the step's query
 
 
 def _tile_rows(layout: KVLayout, tables: list[list[int]]) -> torch.Tensor:
@@ -152,13 +154,18 @@ def plan_step(
     """Derive a step's plan for queries of `dtype`, with all tensors on `device`."""
     groups: dict[int, list[int]] = {}
     decodes = [index for index, query in enumerate(batch.query_lens) if query == 1] if native else []
-    prefills = []
+    prefills: list[Prefill] = []
+    native_prefills: list[tuple[slice, NativePrefillPlan]] = []
+    starts = batch.query_starts
     for index, query in enumerate(batch.query_lens):
         if query == 1 and native is not None:
             continue
         if query == 1:
             num_blocks = len(batch.used_blocks(index)) - batch.first_block(index, sliding_window)
             groups.setdefault(num_blocks.bit_length(), []).append(index)
+        elif native is not None and native.serves_prefill:
+            rows = slice(starts[index], starts[index + 1])
+            native_prefills.append((rows, native.plan_prefill(batch, index, sliding_window)))
         else:
             prefills.append(
                 plan_prefill(batch, layout, index, window=sliding_window, dtype=dtype, device=device)
@@ -175,4 +182,5 @@ def plan_step(
         ],
         native_decode=native.plan(batch, decodes, sliding_window) if native and decodes else None,
         prefills=prefills,
+        native_prefills=native_prefills,
     )

@@ -4,13 +4,21 @@
  * For each sequence and KV head: the scores of the query heads that share it against every visible position,
  * their softmax, then the weighted sum of the values, each tile read once per pass where it lies. A gathered
  * copy would be written and read again: three times the traffic of what is bound by memory.
+ * Several new tokens of one sequence are bound by arithmetic instead: six rows (a query head of a token each) by
+ * sixteen positions, then by sixteen values, are summed in registers. A row's result has the same bits however its
+ * prompt was cut: each of its sums runs over its own positions in their order.
  * Positions outside [first, length) are never read, so whatever they hold cannot matter.
  * Proven against `reference` by the contract tests of the backends.
  */
 #include <math.h>
 #include "vectors.h"
 
-enum { GROUP = 4 /* query heads at a time: with values in registers, all sixteen are in use */ };
+enum {
+    GROUP = 4,       /* query heads at a time: with values in registers, all sixteen are in use */
+    TILE_ROWS = 6,   /* with PANEL: twelve of sixteen registers are sums */
+    PANEL = 16,
+    BLOCK_ROWS = 24, /* rows that use keys or values while these are in the first-level cache */
+};
 
 struct shape {
     long num_kv_heads, group, head_dim, block_size, tiles_per_block;
@@ -19,10 +27,12 @@ struct shape {
 
 /* Turn scores into weights that sum to one. */
 static void softmax(float *scores, long count) {
-    float highest = scores[0];
-    for (long i = 1; i < count; i++) highest = scores[i] > highest ? scores[i] : highest;
     long padded = (count + LANES - 1) / LANES * LANES;
     for (long i = count; i < padded; i++) scores[i] = -INFINITY;
+    f8 most = load(scores);
+    for (long i = LANES; i < padded; i += LANES) most = choose(load(scores + i) > most, load(scores + i), most);
+    float highest = most[0];
+    for (int lane = 1; lane < LANES; lane++) highest = most[lane] > highest ? most[lane] : highest;
     f8 total = {0};
     for (long i = 0; i < padded; i += LANES) {
         f8 weight = exponential(load(scores + i) - highest);
@@ -114,4 +124,125 @@ void homing_paged_decode(const float *query, long num_sequences, const float *ke
                 default: attend(4, s, from, tiles, table, firsts[sequence], lengths[sequence], scores, stride, to);
                 }
             }
+}
+
+/* One sequence's several new tokens, of one KV head. The window of all: positions first..length-1. */
+struct prompt {
+    const struct shape *shape;
+    const float *keys, *values; /* the KV head's tiles of block 0 */
+    const int64_t *blocks;
+    long first, length, window, stride; /* stride: floats in a row of scores */
+    float *panels;                      /* keys as [position / PANEL][head_dim][PANEL] */
+};
+
+INLINE const float *row_at(const struct prompt *p, const float *tiles, long position) {
+    const struct shape *s = p->shape;
+    long tile_size = s->block_size * s->head_dim;
+    return tiles + p->blocks[position / s->block_size] * s->tiles_per_block * tile_size
+        + position % s->block_size * s->head_dim;
+}
+
+/* Positions past the end repeat the last one. */
+static void make_panels(const struct prompt *p) {
+    long head_dim = p->shape->head_dim;
+    float *panel = p->panels;
+    for (long start = p->first; start < p->length; start += PANEL, panel += head_dim * PANEL)
+        for (long side = 0; side < PANEL; side += LANES) {
+            const float *rows[LANES];
+            for (int lane = 0; lane < LANES; lane++) {
+                long position = start + side + lane;
+                rows[lane] = row_at(p, p->keys, position < p->length ? position : p->length - 1);
+            }
+            for (long d = 0; d < head_dim; d += LANES) {
+                f8 keys[LANES];
+                UNROLL for (int lane = 0; lane < LANES; lane++) keys[lane] = load(rows[lane] + d);
+                transpose(keys);
+                UNROLL for (int i = 0; i < LANES; i++) store(panel + (d + i) * PANEL + side, keys[i]);
+            }
+        }
+}
+
+/* out[row][0..PANEL-1] = (is_first ? 0 : out) + the sum over k of rows[row][k] * panel[k]. */
+INLINE void multiply(const float *rows, long stride, const float *panel, long panel_stride, long count, float *out,
+                     long out_stride, int is_first) {
+    f8 left[TILE_ROWS] = {0}, right[TILE_ROWS] = {0};
+    if (!is_first)
+        UNROLL for (int row = 0; row < TILE_ROWS; row++) {
+            left[row] = load(out + row * out_stride);
+            right[row] = load(out + row * out_stride + LANES);
+        }
+    for (long k = 0; k < count; k++, panel += panel_stride) {
+        f8 first = load(panel), second = load(panel + LANES);
+        UNROLL for (int row = 0; row < TILE_ROWS; row++) {
+            left[row] += first * rows[row * stride + k];
+            right[row] += second * rows[row * stride + k];
+        }
+    }
+    UNROLL for (int row = 0; row < TILE_ROWS; row++) {
+        store(out + row * out_stride, left[row]);
+        store(out + row * out_stride + LANES, right[row]);
+    }
+}
+
+/* BLOCK_ROWS rows of query, the first of them for `row` of the sequence, over positions first..end-1, which the
+ * last of them sees. Rows past `num_rows` are zero and nobody reads their results. */
+static void attend_rows(const struct prompt *p, const float *query, long row, long num_rows, long num_tokens,
+                        float *scores, float *out) {
+    const struct shape *s = p->shape;
+    long last = row + BLOCK_ROWS < num_rows ? row + BLOCK_ROWS : num_rows;
+    long before = p->length - num_tokens, end = before + (last - 1) / s->group + 1;
+    for (long start = p->first; start < end; start += PANEL)
+        for (int i = 0; i < BLOCK_ROWS; i += TILE_ROWS)
+            multiply(query + i * s->head_dim, s->head_dim, p->panels + (start - p->first) * s->head_dim, PANEL,
+                     s->head_dim, scores + i * p->stride + start - p->first, p->stride, 1);
+    for (long r = row; r < last; r++) {
+        float *weights = scores + (r - row) * p->stride;
+        long to = before + r / s->group + 1, from = to - p->window > p->first ? to - p->window : p->first;
+        softmax(weights + from - p->first, to - from);
+        memset(weights, 0, (from - p->first) * sizeof(float));
+        memset(weights + to - p->first, 0, (end - to) * sizeof(float));
+    }
+    for (long start = p->first, next; start < end; start = next) {
+        next = (start / s->block_size + 1) * s->block_size;
+        if (next > end) next = end;
+        const float *values = row_at(p, p->values, start);
+        for (int i = 0; i < BLOCK_ROWS; i += TILE_ROWS)
+            for (long d = 0; d < s->head_dim; d += PANEL)
+                multiply(scores + i * p->stride + start - p->first, p->stride, values + d, s->head_dim, next - start,
+                         out + i * s->head_dim + d, s->head_dim, start == p->first);
+    }
+}
+
+/* query: [token][head][head_dim], tokens query_stride floats apart; out: the same, packed; head_dim is a multiple of
+ * PANEL. keys, blocks: as above, of this sequence. length: its context, new tokens included; each sees `window`
+ * positions. scratch, with `positions` = those visible to any token, rounded up to PANEL:
+ * positions * head_dim + BLOCK_ROWS * (positions + LANES + 2 * head_dim) floats. */
+void homing_paged_prefill(const float *query, long num_tokens, long query_stride, const float *keys,
+                          const int64_t *blocks, long length, long window, const struct shape *s, float *scratch,
+                          float *out) {
+    long head_dim = s->head_dim, tile_size = s->block_size * head_dim, oldest = length - num_tokens + 1;
+    long first = oldest > window ? oldest - window : 0, positions = (length - first + PANEL - 1) / PANEL * PANEL;
+    float *panels = scratch, *rows = panels + positions * head_dim, *sums = rows + BLOCK_ROWS * head_dim;
+    float *scores = sums + BLOCK_ROWS * head_dim;
+    for (long kv_head = 0; kv_head < s->num_kv_heads; kv_head++) {
+        const float *head_keys = keys + kv_head * tile_size;
+        struct prompt p = {s, head_keys, head_keys + s->num_kv_heads * tile_size, blocks, first, length, window,
+                           positions + LANES, panels};
+        make_panels(&p);
+        for (long row = 0; row < num_tokens * s->group; row += BLOCK_ROWS) {
+            long count = num_tokens * s->group - row < BLOCK_ROWS ? num_tokens * s->group - row : BLOCK_ROWS;
+            memset(rows, 0, BLOCK_ROWS * head_dim * sizeof(float));
+            for (long i = 0; i < count; i++) {
+                long token = (row + i) / s->group, head = kv_head * s->group + (row + i) % s->group;
+                const float *from = query + token * query_stride + head * head_dim;
+                for (long d = 0; d < head_dim; d += LANES) store(rows + i * head_dim + d, load(from + d) * s->scale);
+            }
+            attend_rows(&p, rows, row, num_tokens * s->group, num_tokens, scores, sums);
+            for (long i = 0; i < count; i++) {
+                long token = (row + i) / s->group, head = kv_head * s->group + (row + i) % s->group;
+                memcpy(out + (token * s->num_kv_heads * s->group + head) * head_dim, sums + i * head_dim,
+                       head_dim * sizeof(float));
+            }
+        }
+    }
 }

@@ -1,7 +1,8 @@
-"""The compiled decode attention for fp32 KV on a host, and its writes, as functions of tensors (see the .c).
+"""The compiled attention for fp32 KV on a host, and its writes, as functions of tensors (see the .c).
 
-Decides where it serves: one torch thread, fp32 KV and queries, heads of whole vectors. It knows tiles and
-sequences with one new token; prompts stay torch's. Its plan of a step is shared by all layers.
+Decides where it serves: one torch thread, fp32 KV and queries, heads of whole vectors (prompts: of two). It
+knows tiles, sequences with one new token together, and one sequence with several. Its plan of a step is shared
+by all layers.
 """
 
 import ctypes
@@ -18,6 +19,8 @@ from paged_kv.layout import KVDtype, KVLayout
 SOURCE = Path(__file__).with_suffix(".c")
 LANES = 8  # as in the source
 GROUP = 4
+PANEL = 16
+BLOCK_ROWS = 24
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
 
 
@@ -42,6 +45,16 @@ class NativeDecodePlan:
     scores: torch.Tensor  # scratch: GROUP rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativePrefillPlan:
+    """One sequence with several new tokens."""
+
+    blocks: torch.Tensor  # (blocks,) int64
+    num_context_tokens: int
+    window: int  # positions that each token sees, at most
+    scratch: torch.Tensor
+
+
 class NativeDecode:
     """The opened kernel over one arena, given as its tiles `(num_tiles, values)` fp32."""
 
@@ -53,6 +66,11 @@ class NativeDecode:
         self._function.argtypes = [
             *(_pointer, _long, _pointer, _pointer, _long, _pointer, _pointer, _pointer, _pointer, _long),
             _pointer,
+        ]
+        self._prefill = library.homing_paged_prefill
+        self._prefill.restype = None
+        self._prefill.argtypes = [
+            *(_pointer, _long, _long, _pointer, _pointer, _long, _long, _pointer, _pointer, _pointer),
         ]
         self._write = library.homing_write_rows
         self._write.restype = None
@@ -66,6 +84,7 @@ class NativeDecode:
             )
             for layer in range(layout.num_layers)
         ]
+        self.serves_prefill = layout.head_dim % PANEL == 0
         self._shape = _Shape(
             layout.num_kv_heads, group, layout.head_dim, layout.block_size, layout.tiles_per_block, scale
         )
@@ -102,6 +121,33 @@ class NativeDecode:
             *(query.data_ptr(), num_sequences, first_tile, plan.blocks.data_ptr(), num_columns),
             *(visible, visible + num_sequences * plan.visible.itemsize, ctypes.addressof(self._shape)),
             *(plan.scores.data_ptr(), plan.scores.shape[1], out.data_ptr()),
+        )
+        return out
+
+    def plan_prefill(self, batch: AttentionBatch, index: int, window: int | None) -> NativePrefillPlan:
+        """Derive what all layers share for one sequence of the batch."""
+        context, query = batch.context_lens[index], batch.query_lens[index]
+        window = context if window is None else window
+        num_visible = context - max(0, context - query + 1 - window)
+        num_positions = -(-num_visible // PANEL) * PANEL
+        head_dim = self._shape.head_dim
+        num_floats = num_positions * head_dim + BLOCK_ROWS * (num_positions + LANES + 2 * head_dim)
+        return NativePrefillPlan(
+            blocks=torch.tensor(batch.used_blocks(index)),
+            num_context_tokens=context,
+            window=window,
+            scratch=torch.empty(num_floats),
+        )
+
+    def attend_prefill(self, layer: int, query: torch.Tensor, plan: NativePrefillPlan) -> torch.Tensor:
+        """Attend query (num_tokens, num_heads, head_dim), which may be a view, over the blocks."""
+        if query.stride()[1:] != (query.shape[2], 1):  # the kernel steps over tokens, not over heads
+            query = query.contiguous()
+        out = torch.empty(query.shape)
+        self._prefill(
+            *(query.data_ptr(), query.shape[0], query.stride(0), self._first_tiles[layer][False]),
+            *(plan.blocks.data_ptr(), plan.num_context_tokens, plan.window, ctypes.addressof(self._shape)),
+            *(plan.scratch.data_ptr(), out.data_ptr()),
         )
         return out
 

@@ -24,6 +24,24 @@ INLINE float sum(f8 v) {
     return half[0] + half[1];
 }
 
+/* Transpose eight vectors: interleave neighbours, then pairs, then halves; each line is one instruction. */
+INLINE void transpose(f8 v[8]) {
+    f8 w[8];
+    UNROLL for (int i = 0; i < 8; i += 2) {
+        w[i] = __builtin_shufflevector(v[i], v[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        w[i + 1] = __builtin_shufflevector(v[i], v[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    f8 x[8];
+    UNROLL for (int i = 0; i < 8; i += 4) UNROLL for (int j = 0; j < 2; j++) {
+        x[i + 2 * j] = __builtin_shufflevector(w[i + j], w[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        x[i + 2 * j + 1] = __builtin_shufflevector(w[i + j], w[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        v[i] = __builtin_shufflevector(x[i], x[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        v[i + 4] = __builtin_shufflevector(x[i], x[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
 /* e^x to about one unit in the last place, x held within -87..88: 2^n * e^r with |r| <= ln(2) / 2, e^r as a
  * polynomial (Cephes). */
 INLINE f8 exponential(f8 x) {
