@@ -44,8 +44,8 @@ class AttentionBackend(Protocol):
     ) -> "torch.Tensor":
         """Causal attention: query (num_tokens, num_heads, head_dim) -> the same shape and dtype.
 
-        `key` and `value` are what `write_kv` was given for this layer; a prompt with no earlier context is
-        computed from them without reading its blocks.
+        `key` and `value` are what `write_kv` was given for this layer; a prompt with no earlier context may
+        be computed from them without reading its blocks.
         """
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

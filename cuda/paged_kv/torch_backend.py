@@ -2,9 +2,9 @@
 
 Decisions, each measured on a CPU: whole tiles are gathered with one `index_select` over contiguous rows
 (single tokens cost a third more at 2k context); at decode the query heads that share a KV head become the
-query length, so KV is never repeated; where the compiled kernels serve (fp32 on a CPU, one thread), nothing is
-gathered at all; elsewhere a fresh prompt uses the keys and values at hand; masks are additive in the query's
-dtype and made once per step. Invariants: see `attention`.
+query length, so KV is never repeated; where the compiled kernels serve (fp32 on a CPU, one thread), nothing
+is gathered at all; elsewhere a fresh prompt uses the keys and values at hand; masks are additive in the
+query's dtype and made once per step. Invariants: see `attention`.
 """
 
 import numpy as np

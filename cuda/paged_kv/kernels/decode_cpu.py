@@ -1,8 +1,8 @@
 """The compiled attention for fp32 KV on a host, and its writes, as functions of tensors (see the .c).
 
 Decides where it serves: one torch thread, fp32 KV and queries, heads of whole vectors (prompts: of two). It
-knows tiles, sequences with one new token together, and one sequence with several. Its plan of a step is shared
-by all layers.
+knows tiles, sequences with one new token together, and one sequence with several. Its plan of a step is
+shared by all layers.
 """
 
 import ctypes
