@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientPayloadError, ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
-from engine.worker_app import MODEL, Worker, running_worker
+from engine.worker_app import LIMIT_S, MODEL, Worker, running_worker
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
 from engine_adapter.async_engine import AsyncEngine, EngineDead
@@ -32,7 +32,7 @@ async def worker(checkpoint: Path) -> AsyncIterator[Worker]:
 
 async def stats_until(engine: AsyncEngine, holds: Callable[[EngineStats], bool]) -> EngineStats:
     """Read the engine's state between steps until the condition holds; bounded by a time limit."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while True:
             stats = await engine.call(LLMEngine.stats)
             if holds(stats):
@@ -123,7 +123,7 @@ async def test_in_flight_returns_to_zero(worker: Worker) -> None:
     writer = await open_request(worker, {**body, "ignore_eos": True})
     await stats_until(worker.context.engine, lambda stats: stats.num_running == 1)
     writer.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         await worker.serving.wait_idle()
     assert worker.serving.num_in_flight == 0
 

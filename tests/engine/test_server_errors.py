@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.worker_app import MODEL, Worker, finished_requests, running_worker
+from engine.worker_app import LIMIT_S, MODEL, Worker, finished_requests, running_worker
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,7 +226,7 @@ async def test_odd_request_lines(worker: Worker, head: bytes, status: int) -> No
     )
     reader, writer = await asyncio.open_connection(worker.client.server.host, worker.client.server.port)
     writer.write(head + fields % len(body) + body)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         answer = await reader.read()
     writer.close()
     assert int(answer.split(b" ")[1]) == status

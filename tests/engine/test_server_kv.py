@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from engine.worker_app import Worker, finished_requests, running_worker
+from engine.worker_app import LIMIT_S, Worker, finished_requests, running_worker
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
 from engine_adapter.engine.engine_stats import EngineStats
@@ -35,7 +35,7 @@ async def worker(checkpoint: Path) -> AsyncIterator[Worker]:
 
 async def settled_pin(worker: Worker, pin_id: str) -> dict[str, Any]:
     """The pin once nothing of it is still being computed; bounded."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while True:
             pin: dict[str, Any] = await (await worker.client.get(f"/v1/kv/pins/{pin_id}")).json()
             if pin["state"] != "pending":
@@ -199,7 +199,7 @@ async def test_kv_events_are_published(checkpoint: Path) -> None:
         request = context.socket(zmq.DEALER)
         request.connect(advertised["replay_endpoint"])
         await worker.chat()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             stored = False
             while not stored:
                 await request.send_multipart([b"", b"snapshot"])

@@ -20,6 +20,7 @@ from engine_adapter.server.serving import Phase, Serving, ServingContext
 from engine_adapter.server.startup import ServerConfig, load_context
 
 MODEL = "tiny"
+LIMIT_S = 60.0  # for what is waited for: a busy machine is slow, only a hang is an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
