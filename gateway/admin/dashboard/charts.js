@@ -7,10 +7,13 @@ const charts = new Set();
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** One chart in the element `id`. A line is {label, colour, class}; `format` writes values of the y axis. */
+/**
+ * One chart in the element `id`. A line is {label, colour, class}; `format` writes values of the y axis, and
+ * `step` is the least difference that it shows: finer ticks would all have the same label.
+ */
 export class Chart {
-  constructor(id, { lines, format, isTime = false, min = 0, max = null }) {
-    Object.assign(this, { node: byId(id), lines, format, isTime, min, max });
+  constructor(id, { lines, format, step, isTime = false, min = 0, max = null }) {
+    Object.assign(this, { node: byId(id), lines, format, step, isTime, min, max });
     this.data = null;
     this.plot = null;
     this.legend = make(
@@ -69,7 +72,12 @@ export class Chart {
             values: this.isTime ? timeLabels : undefined,
             incrs: this.isTime ? undefined : [1, 2, 5, 10],
           },
-          { ...axis, size: 58, values: (_, ticks) => ticks.map((tick) => this.format(tick)) },
+          {
+            ...axis,
+            size: 58,
+            incrs: stepsFrom(this.step),
+            values: (_, ticks) => ticks.map((tick) => this.format(tick)),
+          },
         ],
         series: [{}, ...series],
       },
@@ -79,7 +87,7 @@ export class Chart {
   }
 
   range(high) {
-    return [this.min, this.max ?? Math.max(high ?? 0, 1e-3) * 1.15];
+    return [this.min, this.max ?? Math.max((high ?? 0) * 1.15, this.step * 5)];
   }
 
   fit() {
@@ -87,6 +95,9 @@ export class Chart {
   }
 }
 
+/** 1, 2 and 5 times every power of ten, from `least` on. */
+const stepsFrom = (least) =>
+  Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((one) => one * least * 10 ** power)).flat();
 const rangeOfTurns = (_, low, high) => [Math.min(0.5, low ?? 1), Math.max(5, high ?? 1) + 0.5];
 const timeLabels = (_, ticks) => ticks.map((tick) => new Date(tick * 1000).toLocaleTimeString("en-GB"));
 

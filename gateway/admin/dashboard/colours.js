@@ -19,7 +19,7 @@ export function colourOf(name) {
 export function named(name) {
   return make(
     "span",
-    { class: "name" },
+    { class: "name", title: name },
     make("span", { class: `dot ${colourOf(name)}` }),
     make("span", { text: name }),
   );

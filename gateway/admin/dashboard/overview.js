@@ -20,6 +20,7 @@ export function startOverview(onSession) {
   hits = new Chart("hits-chart", {
     lines: [{ label: "cached share of prompt tokens", colour: "--good", class: "good" }],
     format: share,
+    step: 0.01,
     max: 1.02,
   });
   firstTokens = new Chart("ttft-chart", {
@@ -29,6 +30,7 @@ export function startOverview(onSession) {
       { label: "engine does not say", colour: "--quiet", class: "unknown" },
     ],
     format: seconds,
+    step: 0.001,
   });
   traffic = new Chart("traffic-chart", {
     lines: [
@@ -36,6 +38,7 @@ export function startOverview(onSession) {
       { label: "in flight", colour: "--c1", class: "cold" },
     ],
     format: rate,
+    step: 0.1,
     isTime: true,
   });
 }
