@@ -66,7 +66,7 @@ async def test_turns_scattered_over_gateways_come_home(redis: RedisProcess) -> N
 
 async def test_redis_killed_half_way_costs_no_error_and_no_home(redis: RedisProcess) -> None:
     """Half the turns, kill Redis, the other half: no 5xx, and at least 99 % still at home."""
-    options = shared(redis, local_ttl_s=600.0)  # however slow the machine, the gateways remember the first half
+    options = shared(redis, local_ttl_s=600.0)  # on a slow machine too they remember the first half
     async with GatewayWorld(num_backends=4, num_gateways=2, **options) as world:
         first = await play(world, range(NUM_TURNS // 2))
         redis.kill()
