@@ -95,6 +95,23 @@ def here(text: str, fleet: RunningFleet) -> str:
     return text
 
 
+def typed(text: str, fleet: RunningFleet, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a shell in `folder` does with this text."""
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'cuda'}",
+            "HOMING_ADMIN_URL": f"http://127.0.0.1:{fleet.admin_port}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
 def ask_as_alice(fleet: RunningFleet) -> None:
     """One turn of the session that the pages speak of, so that each block works without those before it."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "What is a llama?"}], "max_tokens": 4}
@@ -116,19 +133,7 @@ def test_commands_work(block: Block, fleet: RunningFleet, folder: Path) -> None:
         if reason_not_to_run(command) is not None:
             continue
         assert command.startswith(RUN), f"neither run nor excused: {command}"
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", here(command, fleet)],
-            cwd=folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": f"{ROOT}:{ROOT / 'cuda'}",
-                "HOMING_ADMIN_URL": f"http://127.0.0.1:{fleet.admin_port}",
-            },
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = typed(here(command, fleet), fleet, folder)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         if command.startswith("curl"):
             assert '"error"' not in done.stdout, done.stdout
@@ -184,21 +189,7 @@ def test_backends_can_be_restarted_one_by_one(fleet: RunningFleet) -> None:
     assert "kill" in written
     pids = " ".join(f"[worker-{number}]={fleet.worker_pid(number)}" for number in range(2))
     before = {name: one["epoch"] for name, one in fleet.status().items()}
-    done = subprocess.run(
-        [
-            "bash",
-            "-euo",
-            "pipefail",
-            "-c",
-            f"declare -A pid=({pids}); {written.replace('sleep 300', 'true')}",
-        ],
-        env={**os.environ, "HOMING_ADMIN_URL": f"http://127.0.0.1:{fleet.admin_port}"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = typed(f"declare -A pid=({pids}); {written.replace('sleep 300', 'true')}", fleet, ROOT)
     assert done.returncode == 0, done.stderr
     after = fleet.status()
     assert {name: one["state"] for name, one in after.items()} == dict.fromkeys(before, "ready")

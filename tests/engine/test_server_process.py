@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import ClientPayloadError, ClientResponse, ClientSession
+from engine.worker_app import LIMIT_S
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
 from engine_adapter.engine.engine_config import EngineConfig
@@ -24,7 +25,6 @@ from engine_adapter.server.startup import ServerConfig, WorkerServer, bind
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ("--dtype", "fp32", "--kv-memory", "8MiB", "--served-model-name", "tiny")
-LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")

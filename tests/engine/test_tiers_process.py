@@ -14,9 +14,9 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from engine.worker_app import LIMIT_S
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
-LIMIT_S = 60.0
 BODY = {
     "model": "tiny",
     "messages": [
