@@ -37,7 +37,7 @@ system-packages: ## Programs that tests start (redis-server, g++ …), if missin
 	@tests/install-system-packages.sh
 
 model: venv ## Fetch and convert the default model ahead of time
-	@$(BIN)/python -m engine_adapter.engine.model_store
+	@$(BIN)/python -m engine_adapter.engine.checkpoint.model_store
 
 test: dev system-packages model lint types imports unit ## Everything CI checks
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.config import Config
+from gateway.config.config import Config
 
 PAGE = Path(__file__).with_name("configuration.md")
 

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from gateway.errors import GatewayError, NoBackend, UpstreamError
-from gateway.forward import Forwarder
-from gateway.proxy_parts import ProxyParts
-from gateway.turn import Turn
+from gateway.request.forward import Forwarder
+from gateway.request.parts import ProxyParts
+from gateway.request.turn import Turn
 from gateway.upstream.exchange import Exchange
 from gateway.values import Api, Decision, RequestFacts
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from paged_kv.arena import KVArena
+from paged_kv.backends.cupy_backend import CupyBackend
+from paged_kv.backends.torch_backend import storage_dtype
 from paged_kv.batch import AttentionBatch
-from paged_kv.cupy_backend import CupyBackend
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
-from paged_kv.torch_backend import storage_dtype
 
 HEAD_DIMS = (64, 128, 256)
 WORKSPACE_BYTES = 128 << 20  # what FlashInfer's documentation asks for

@@ -20,8 +20,8 @@ RUN /opt/homing/bin/pip install --no-cache-dir --constraint constraints.txt \
 # The kernels for CPUs, compiled here because the image below has no compiler.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
-    && /opt/homing/bin/python -m paged_kv.kernels.native /opt/homing/kernels \
-       engine_adapter/engine/cpu_kernels.c cuda/paged_kv/kernels/decode_cpu.c
+    && /opt/homing/bin/python -m paged_kv.cpu.native /opt/homing/kernels \
+       engine_adapter/engine/model/cpu_kernels.c cuda/paged_kv/cpu/cpu_attention.c
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0

@@ -2,7 +2,7 @@
 
 The JSON files are what Grafana reads and are kept in the repository; this is what they are made from, so that
 every panel has a plain title, a unit and one sentence on how to read it, and all three look alike. A test
-builds them again, compares, and looks every metric up in gateway/METRICS.md.
+builds them again, compares, and looks every metric up in gateway/observability/METRICS.md.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ import logging
 import sys
 from pathlib import Path
 
-from engine_adapter.engine.engine_config import DTYPES, EngineConfig
-from engine_adapter.engine.kv_event_publisher import KVEventConfig
-from engine_adapter.engine.model_store import DEFAULT_MODEL_ID
-from engine_adapter.engine.tiers.tier_config import TierConfig
+from engine_adapter.engine.checkpoint.model_store import DEFAULT_MODEL_ID
+from engine_adapter.engine.core.config import DTYPES, EngineConfig
+from engine_adapter.engine.kv.kv_event_publisher import KVEventConfig
+from engine_adapter.engine.kv.tiers.tier_config import TierConfig
 from engine_adapter.server.app import MAX_BODY_BYTES
 from engine_adapter.server.startup import ServerConfig, StartupFailed, run_server
-from paged_kv.attention import BACKEND_NAMES
+from paged_kv.backends.attention import BACKEND_NAMES
 from paged_kv.layout import KVDtype, parse_size
 
 

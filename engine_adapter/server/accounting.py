@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 
 from engine_adapter.server.generation import Generation, Piece, Tally
 from engine_adapter.server.generation_errors import engine_errors_as_answers
-from engine_adapter.worker_metrics import WorkerMetrics
+from engine_adapter.server.metrics import WorkerMetrics
 
 
 def usage_of(tally: Tally) -> dict[str, object]:

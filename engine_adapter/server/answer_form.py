@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from engine_adapter.engine.grammar import Grammar, GrammarCompiler, GrammarInvalid, GrammarUnavailable
-from engine_adapter.engine.tool_calls import ToolCallFormat, format_of_template
+from engine_adapter.engine.text.grammar import Grammar, GrammarCompiler, GrammarInvalid, GrammarUnavailable
+from engine_adapter.engine.text.tool_calls import ToolCallFormat, format_of_template
 from engine_adapter.server.errors import ApiError, bad_request, unsupported
 from engine_adapter.server.protocol import ChatRequest, SamplingFields
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
-from engine_adapter.engine.chat_template import MessagesUnsuitable
-from engine_adapter.engine.thoughts import THOUGHT_START, ThoughtPlace, thought_place
-from engine_adapter.engine.tool_prompt import with_tools_in_text
+from engine_adapter.engine.text.chat_template import MessagesUnsuitable
+from engine_adapter.engine.text.reasoning import THOUGHT_START, ThoughtPlace, thought_place
+from engine_adapter.engine.text.tool_prompt import with_tools_in_text
 from engine_adapter.server.answer_form import AnswerForm, chat_answer_form, check_tools
 from engine_adapter.server.chat_answer import AnswerStyle, answer_events, whole_answer
 from engine_adapter.server.errors import bad_request, unsupported

@@ -13,14 +13,14 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from engine_adapter.engine.thoughts import ThoughtParser, ThoughtPlace
-from engine_adapter.engine.tokenizer import Tokenizer
-from engine_adapter.engine.tool_calls import ToolCall, ToolCallFormat, ToolCallParser
+from engine_adapter.engine.text.reasoning import ThoughtParser, ThoughtPlace
+from engine_adapter.engine.text.tokenizer import Tokenizer
+from engine_adapter.engine.text.tool_calls import ToolCall, ToolCallFormat, ToolCallParser
 from engine_adapter.server.accounting import accounted_pieces, usage_of
 from engine_adapter.server.event_stream import DONE, event
 from engine_adapter.server.generation import Generation, Piece, ShownToken
 from engine_adapter.server.logprobs import chat_logprobs
-from engine_adapter.worker_metrics import WorkerMetrics
+from engine_adapter.server.metrics import WorkerMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

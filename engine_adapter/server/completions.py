@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
-from engine_adapter.engine.sampling import SamplingParams
+from engine_adapter.engine.model.sampling import SamplingParams
 from engine_adapter.server.accounting import accounted_pieces, usage_of
 from engine_adapter.server.answer_form import AnswerForm, answer_form
 from engine_adapter.server.errors import bad_request, unsupported

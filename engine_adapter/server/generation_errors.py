@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from engine_adapter.async_engine import EngineDead
-from engine_adapter.engine.llm_engine import RequestRefused
-from engine_adapter.engine.scheduler import QueueFull
+from engine_adapter.engine.core.async_engine import EngineDead
+from engine_adapter.engine.core.llm_engine import RequestRefused
+from engine_adapter.engine.scheduling.scheduler import QueueFull
 from engine_adapter.server.errors import ApiError, bad_request, overloaded
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.pins import Pin, PinRefused, PinSpec
-from engine_adapter.engine.radix_view import RadixNode, radix_view
+from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.kv.pins import Pin, PinRefused, PinSpec
+from engine_adapter.engine.kv.radix_view import RadixNode, radix_view
 from engine_adapter.server.chat import check_messages, render_prompt
 from engine_adapter.server.errors import ApiError, bad_request, not_found
 from engine_adapter.server.event_stream import json_response

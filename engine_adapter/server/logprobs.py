@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine_adapter.engine.tokenizer import Tokenizer
+from engine_adapter.engine.text.tokenizer import Tokenizer
 from engine_adapter.server.generation import ShownToken
 
 FLOOR = -9999.0  # JSON has no infinity; OpenAI reports very unlikely tokens so

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from engine_adapter.engine.tokenizer import well_formed
+from engine_adapter.engine.text.tokenizer import well_formed
 from engine_adapter.server.errors import ApiError, bad_request
 
 Body = TypeVar("Body")

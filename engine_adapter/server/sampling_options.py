@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_adapter.engine.loader import GenerationDefaults
-from engine_adapter.engine.sampling import MAX_TOP_LOGPROBS, SamplingParams, TokenConstraintSource
+from engine_adapter.engine.checkpoint.loader import GenerationDefaults
+from engine_adapter.engine.model.sampling import MAX_TOP_LOGPROBS, SamplingParams, TokenConstraintSource
 from engine_adapter.server.errors import bad_request
 from engine_adapter.server.protocol import SamplingFields
 

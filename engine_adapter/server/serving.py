@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from engine_adapter.async_engine import AsyncEngine
-from engine_adapter.engine.chat_template import ChatTemplate
-from engine_adapter.engine.grammar import GrammarCompiler
-from engine_adapter.engine.kv_event_publisher import KVEventPublisher
-from engine_adapter.engine.tokenizer import Tokenizer
+from engine_adapter.engine.core.async_engine import AsyncEngine
+from engine_adapter.engine.kv.kv_event_publisher import KVEventPublisher
+from engine_adapter.engine.text.chat_template import ChatTemplate
+from engine_adapter.engine.text.grammar import GrammarCompiler
+from engine_adapter.engine.text.tokenizer import Tokenizer
 from engine_adapter.server.errors import model_not_found, overloaded
+from engine_adapter.server.metrics import WorkerMetrics
 from engine_adapter.server.response_store import ResponseStore
 from engine_adapter.server.sampling_options import SamplingLimits
-from engine_adapter.worker_metrics import WorkerMetrics
 
 
 class Phase(enum.Enum):

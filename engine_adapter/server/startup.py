@@ -23,21 +23,21 @@ from pathlib import Path
 import zmq
 from aiohttp import web
 
-from engine_adapter.async_engine import AsyncEngine
-from engine_adapter.engine.chat_template import ChatTemplate
-from engine_adapter.engine.engine_config import EngineConfig
-from engine_adapter.engine.grammar import GrammarCompiler
-from engine_adapter.engine.kv_event_publisher import KVEventConfig, KVEventPublisher
-from engine_adapter.engine.kv_selftest import SELFTEST_TEXTS
-from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.loader import ModelUnusable, load_model, read_generation_defaults
-from engine_adapter.engine.model_store import prepare_model
-from engine_adapter.engine.tokenizer import load_tokenizer
+from engine_adapter.engine.checkpoint.loader import ModelUnusable, load_model, read_generation_defaults
+from engine_adapter.engine.checkpoint.model_store import prepare_model
+from engine_adapter.engine.core.async_engine import AsyncEngine
+from engine_adapter.engine.core.config import EngineConfig
+from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.kv.kv_event_publisher import KVEventConfig, KVEventPublisher
+from engine_adapter.engine.kv.kv_selftest import SELFTEST_TEXTS
+from engine_adapter.engine.text.chat_template import ChatTemplate
+from engine_adapter.engine.text.grammar import GrammarCompiler
+from engine_adapter.engine.text.tokenizer import load_tokenizer
 from engine_adapter.server.app import MAX_BODY_BYTES, build_app
 from engine_adapter.server.memory_check import RESERVE_BYTES, TooLittleMemory, available_bytes, check_memory
+from engine_adapter.server.metrics import WorkerMetrics
 from engine_adapter.server.sampling_options import SamplingLimits
 from engine_adapter.server.serving import Phase, Serving, ServingContext
-from engine_adapter.worker_metrics import WorkerMetrics
 from paged_kv.layout import parse_kv_memory
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from gateway.admin.parts import AdminParts
 from gateway.admin.pin_operations import PinOperations
 from gateway.admin.process_operations import ProcessOperations
 from gateway.admin.session_operations import SessionOperations
-from gateway.logs import log_event
+from gateway.observability.logs import log_event
 
 PREFIX = "/admin/v1"
 Handler = Callable[[web.Request], Awaitable[web.Response]]

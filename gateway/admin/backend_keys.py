@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.admin.backend_hosts import require_allowed
-from gateway.config import BackendSettings, Config
+from gateway.config.config import BackendSettings, Config
 from gateway.errors import BadRequest
 from gateway.upstream.address import parse_base_url
 

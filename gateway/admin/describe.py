@@ -30,8 +30,8 @@ from gateway.admin.answers import (
     TurnAnswer,
     TurnCurvePoint,
 )
-from gateway.admin.journal import Group, MoveRow, Story, TurnBucket
 from gateway.admin.parts import AdminParts
+from gateway.request.journal import Group, MoveRow, Story, TurnBucket
 from gateway.routing.what_if import ring_shares
 from gateway.values import Backend, BackendId, Binding, Decision, RequestFacts, SessionKey
 

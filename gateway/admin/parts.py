@@ -6,16 +6,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.admin.journal import Journal
-from gateway.config import Config
+from gateway.config.config import Config
+from gateway.config.reload import ReloadReport
 from gateway.fleet.operator import Operator
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
-from gateway.handover import Handover
-from gateway.metrics import GatewayMetrics
-from gateway.reload import ReloadReport
+from gateway.observability.metrics import GatewayMetrics
+from gateway.replicas.presence import ReplicaBoard
+from gateway.request.handover import Handover
+from gateway.request.journal import Journal
 from gateway.routing.router import Router
-from gateway.sessions.replica_board import ReplicaBoard
 from gateway.sessions.store import SessionStore
 from gateway.tenants.tenant import Tenant
 from gateway.wire.facts import FactsParser

@@ -24,7 +24,7 @@ from gateway.admin.engine_pins import ENGINES_WITH_PINS, EnginePins
 from gateway.admin.orders import PinOrder
 from gateway.errors import BadRequest, Conflict, GatewayError
 from gateway.fleet.registry import Fleet
-from gateway.logs import log_event
+from gateway.observability.logs import log_event
 from gateway.values import Backend, BackendId
 
 LOOK_S = 1.0

@@ -17,14 +17,14 @@ import msgspec
 import yaml
 
 from gateway.commands.exits import UsageError
-from gateway.commands.workers import for_worker, run_workers
-from gateway.config import Config, ConfigError, load_config, parse_config
-from gateway.lifecycle import Launch, serve
-from gateway.line_writer import LineWriter
-from gateway.listeners import CannotListen
-from gateway.logs import configure_logging, log_event, lost_line
-from gateway.service_manager import inherited_sockets
-from gateway.siblings import Siblings
+from gateway.config.config import Config, ConfigError, load_config, parse_config
+from gateway.observability.log_writer import LineWriter
+from gateway.observability.logs import configure_logging, log_event, lost_line
+from gateway.observability.worker_reports import Siblings
+from gateway.process.lifecycle import Launch, serve
+from gateway.process.listeners import CannotListen
+from gateway.process.systemd import inherited_sockets
+from gateway.process.workers import for_worker, run_workers
 
 _PR_SET_PDEATHSIG = 1
 _NO_BACKENDS = "name some with --backend URL, under `backends`, or with homing backends add"

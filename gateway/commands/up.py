@@ -25,7 +25,7 @@ import yaml
 from rich.console import Console
 
 from gateway.commands.exits import UsageError
-from gateway.config import ConfigError, load_config, parse_config
+from gateway.config.config import ConfigError, load_config, parse_config
 
 STOP_TIMEOUT_S = 8.0
 RESTART_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -185,7 +185,7 @@ class Supervisor:
         if self._options.model is not None:
             return
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "engine_adapter.engine.model_store"),
+            *(sys.executable, "-m", "engine_adapter.engine.checkpoint.model_store"),
             stdout=asyncio.subprocess.DEVNULL,  # the path, for scripts; progress goes to standard error
         )
         try:

@@ -20,10 +20,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.config import BackendSettings, normalise_backend_url
+from gateway.config.config import BackendSettings, normalise_backend_url
 from gateway.fleet.discovery_sources import Source, SourceUnavailable
 from gateway.fleet.registry import Fleet
-from gateway.logs import log_event
+from gateway.observability.logs import log_event
 from gateway.values import BackendId
 
 Found = Mapping[BackendId, BackendSettings]

@@ -19,7 +19,7 @@ import httpx
 import msgspec
 import yaml
 
-from gateway.config import BACKEND_ID_PATTERN, BackendSettings
+from gateway.config.config import BACKEND_ID_PATTERN, BackendSettings
 from gateway.fleet.discovery_settings import DiscoverySettings, DnsSource, FileSource, KubernetesSource
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

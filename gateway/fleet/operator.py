@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from gateway.fleet.registry import Fleet
-from gateway.sessions.order_board import Order, OrderBoard
+from gateway.replicas.orders import Order, OrderBoard
 from gateway.values import BackendId, BackendState
 
 

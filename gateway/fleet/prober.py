@@ -22,7 +22,7 @@ from gateway.fleet.engine_metrics import DIALECTS, EngineReport, parse_metrics
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.fleet.settings import FleetSettings
-from gateway.logs import log_event
+from gateway.observability.logs import log_event
 from gateway.routing.health import HealthSettings, Outcome
 from gateway.values import Backend, BackendId, BackendState, FleetView
 

@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import BinaryIO
 
-from gateway.logs import log_event
+from gateway.observability.logs import log_event
 
 
 class RecordingFile:

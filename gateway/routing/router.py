@@ -17,19 +17,19 @@ from itertools import islice
 
 from gateway.errors import NoBackend
 from gateway.routing.calibration import CostBook, TokenRatio
+from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Pool, Roster
 from gateway.routing.content import CompletedContent
 from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
 from gateway.routing.naming import name_outcome
+from gateway.routing.placement_request import EventlessPolicy, Policy, Question, Surroundings
 from gateway.routing.policies.registry import make_policy
-from gateway.routing.question import EventlessPolicy, Policy, Question, Surroundings
 from gateway.routing.reservation import Reservation
 from gateway.routing.ring import Ring
-from gateway.routing.roster import ALL_TIERS, OPEN_TIERS, Pool, Roster
 from gateway.routing.settings import FIXED_WHILE_RUNNING, RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex, Shadow
+from gateway.routing.slow_start import Welcome
 from gateway.routing.traffic import Traffic
-from gateway.routing.welcome import Welcome
 from gateway.values import (
     Affinity,
     Api,

@@ -1,7 +1,7 @@
 """Options of placement: every number that a decision depends on, with its default and why.
 
 Invariant: values that pass `__post_init__` make every formula of this package finite. This module
-does not know where the options come from (`gateway/config.py` composes the file).
+does not know where the options come from (`gateway/config/config.py` composes the file).
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.logs import log_event
-from gateway.sessions.redis_link import RedisLink, Unavailable
+from gateway.observability.logs import log_event
+from gateway.redis_link.link import RedisLink, Unavailable
 from gateway.values import SessionKey
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.redis_link.link import RedisLink
+from gateway.redis_link.lua import load_script
 from gateway.sessions.codec import decode_reply
-from gateway.sessions.lua import load_script
 from gateway.sessions.records import as_binding
-from gateway.sessions.redis_link import RedisLink
 from gateway.sessions.store import Listing
 from gateway.values import BackendId, Binding, SessionKey
 

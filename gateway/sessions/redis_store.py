@@ -24,13 +24,13 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from gateway.logs import log_event
+from gateway.observability.logs import log_event
+from gateway.redis_link.link import RedisLink, Unavailable
+from gateway.redis_link.lua import load_script
 from gateway.sessions.codec import MAX_TOKENS, MAX_TURNS, decode_reply, is_storable
 from gateway.sessions.invalidation import InvalidationChannel
 from gateway.sessions.local_cache import LocalCache
-from gateway.sessions.lua import load_script
 from gateway.sessions.records import Record, as_binding
-from gateway.sessions.redis_link import RedisLink, Unavailable
 from gateway.sessions.redis_listing import RedisListing
 from gateway.sessions.renewals import PendingRenewals, Renewal
 from gateway.sessions.settings import RedisSettings

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.sessions.secret import Secret
+from gateway.redis_link.secret import Secret
 
 
 def _require_positive(**options: float) -> None:

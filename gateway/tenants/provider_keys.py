@@ -16,7 +16,7 @@ from collections.abc import Callable
 import httpx
 import jwt
 
-from gateway.logs import log_event
+from gateway.observability.logs import log_event
 
 FETCH_TIMEOUT_S = 5.0
 WAIT_S = 2.0  # of a request for a key that is not known

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.admin.journal import LAST_TURN_BUCKET, MAX_MOVES_KEPT, MAX_TURNS_KEPT, Journal
-from gateway.observe import AnswerObserver
-from gateway.turn import Turn
+from gateway.request.answer_observer import AnswerObserver
+from gateway.request.journal import LAST_TURN_BUCKET, MAX_MOVES_KEPT, MAX_TURNS_KEPT, Journal
+from gateway.request.turn import Turn
 from gateway.values import (
     Affinity,
     Api,

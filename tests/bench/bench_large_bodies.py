@@ -67,8 +67,8 @@ def test_large_bodies() -> None:
 
 
 async def _measure() -> None:
-    from gateway.app import Gateway
-    from gateway.config import parse_config
+    from gateway.config.config import parse_config
+    from gateway.process.gateway import Gateway
 
     load = await asyncio.create_subprocess_exec(
         sys.executable, __file__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE

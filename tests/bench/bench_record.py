@@ -15,13 +15,13 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "cuda")]
 
-from gateway.logs import AccessLog
-from gateway.metrics import GatewayMetrics
-from gateway.observe import AnswerObserver
-from gateway.record import Recorder
-from gateway.sessions.open_store import open_store
+from gateway.observability.logs import AccessLog
+from gateway.observability.metrics import GatewayMetrics
+from gateway.process.shared_state import open_store
+from gateway.request.answer_observer import AnswerObserver
+from gateway.request.recorder import Recorder
+from gateway.request.turn import Turn
 from gateway.sessions.settings import SessionsSettings
-from gateway.turn import Turn
 from gateway.values import Affinity, Api, BackendId, Decision, KeySource, RequestFacts, SessionKey, Usage
 from gateway.wire.facts import FactsParser
 from gateway.wire.settings import KeySettings

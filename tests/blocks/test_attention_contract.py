@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from paged_kv import flashinfer_backend, reference
-from paged_kv.attention import AttentionBackend, AttentionBatch, make_backend
+from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBackend, AttentionBatch, make_backend
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
 
 DEVICE = os.environ.get("PAGED_KV_DEVICE", "cpu")
 BACKENDS = (

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paged_kv import codec
+from paged_kv.backends.torch_backend import fp8_to_float, quantise_rows
 from paged_kv.layout import KVDtype
-from paged_kv.torch_backend import fp8_to_float, quantise_rows
 
 
 def test_every_fp8_code_decodes_as_torch_does() -> None:

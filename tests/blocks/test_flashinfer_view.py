@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from paged_kv import flashinfer_backend, reference
-from paged_kv.attention import AttentionBatch, automatic_backend, make_backend
+from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBatch, automatic_backend, make_backend
 from paged_kv.flashinfer_backend import layer_pages, page_table
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
 
 
 def layout_of(dtype: KVDtype = KVDtype.BFLOAT16, head_dim: int = 64) -> KVLayout:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from paged_kv.attention import AttentionBatch, make_backend
+from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBatch, make_backend
 from paged_kv.guards import BlockCorrupted, BlockGuard
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
 
 LAYOUT = KVLayout(
     num_layers=1, num_blocks=4, block_size=4, num_kv_heads=1, head_dim=8, dtype=KVDtype.FP8_E4M3

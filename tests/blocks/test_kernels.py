@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_kv import codec, reference
+from paged_kv.arena import KVArena
+from paged_kv.backends.cupy_backend import CupyBackend
+from paged_kv.backends.torch_backend import quantise_rows
 from paged_kv.batch import AttentionBatch
-from paged_kv.cupy_backend import CupyBackend
 from paged_kv.kernels.host import HostLauncher, missing_tool
 from paged_kv.kernels.paged_ops import PagedKernels, SplitPolicy
 from paged_kv.kernels.source import heads_per_block
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
-from paged_kv.torch_backend import quantise_rows
 
 needs_host_kernels = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_tool()))
 TESTS = Path(__file__).parents[1]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paged_kv import memory
-from paged_kv.attention import AttentionBatch, make_backend
+from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBatch, make_backend
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
 
 LAYOUT = KVLayout(
     num_layers=2, num_blocks=3, block_size=4, num_kv_heads=1, head_dim=8, dtype=KVDtype.BFLOAT16
@@ -75,9 +75,9 @@ def test_the_torch_backend_runs_without_cupy() -> None:
     """Serving on a CPU imports neither CuPy nor anything of the kernels."""
     code = """
 import sys, torch
-from paged_kv.attention import make_backend, AttentionBatch
+from paged_kv.backends.attention import make_backend, AttentionBatch
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
+from paged_kv.arena import KVArena
 layout = KVLayout(
     num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=8, dtype=KVDtype.FP8_E4M3
 )
@@ -97,7 +97,7 @@ def test_importing_the_package_needs_no_torch() -> None:
     """Layout, batch, memory and the interface are numpy only."""
     code = """
 import sys
-import paged_kv.attention, paged_kv.memory, paged_kv.guards, paged_kv.transfers
+import paged_kv.backends.attention, paged_kv.memory, paged_kv.guards, paged_kv.transfers
 assert not {"torch", "cupy"} & set(sys.modules)
 """
     subprocess.run(

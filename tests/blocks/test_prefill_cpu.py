@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from paged_kv.attention import AttentionBatch, make_backend
-from paged_kv.kernels.native import is_supported
+from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBatch, make_backend
+from paged_kv.cpu.native import is_supported
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
 
 
 @pytest.mark.parametrize("window", [None, 7])

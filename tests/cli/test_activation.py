@@ -14,8 +14,8 @@ import pytest
 from fakes.gateway_process import GatewayProcess
 from fakes.gateway_world import GatewayWorld, ProbedBackend
 
-from gateway.listeners import open_tcp_sockets, open_unix_socket
-from gateway.service_manager import inherited_names, notify
+from gateway.process.listeners import open_tcp_sockets, open_unix_socket
+from gateway.process.systemd import inherited_names, notify
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.commands.exits import UsageError
 from gateway.commands.gateway import run
-from gateway.config import ConfigError, key_secret, load_config, normalise_backend_url, parse_config
+from gateway.config.config import ConfigError, key_secret, load_config, normalise_backend_url, parse_config
 from gateway.main import make_parser
 
 

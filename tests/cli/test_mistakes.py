@@ -10,12 +10,12 @@ import pytest
 from fakes.gateway_process import GatewayProcess
 from fakes.gateway_world import GatewayWorld
 
-from gateway.app import Gateway
 from gateway.commands.exits import CommandFailed, Unreachable, UsageError
 from gateway.commands.gateway import run
-from gateway.config import ConfigError, parse_config
-from gateway.listeners import CannotListen
+from gateway.config.config import ConfigError, parse_config
 from gateway.main import COMMANDS, main, make_parser
+from gateway.process.gateway import Gateway
+from gateway.process.listeners import CannotListen
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from fakes.certificates import Authority
 from fakes.gateway_process import GatewayProcess
 from fakes.gateway_world import GatewayWorld, ProbedBackend
 
-from gateway.config import parse_config
-from gateway.file_watch import ChangedFiles
-from gateway.reload import ReloadReport, changed_paths, is_live
+from gateway.config.config import parse_config
+from gateway.config.file_watch import ChangedFiles
+from gateway.config.reload import ReloadReport, changed_paths, is_live
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"Hel"}}]}\n\n'
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from gateway.config import load_config
+from gateway.config.config import load_config
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "compose"
 COMPOSE = Path(sys.executable).with_name("docker-compose")

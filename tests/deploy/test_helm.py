@@ -17,7 +17,7 @@ import pytest
 import yaml
 from fakes.helm_chart import CHART, Manifests, lint, notes, render
 
-from gateway.config import Config, parse_config
+from gateway.config.config import Config, parse_config
 
 OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.27", "1.37"
 OTHERS_KINDS = ("HTTPRoute", "PodMonitor")  # not Kubernetes' own: no schema here, looked at by tests below

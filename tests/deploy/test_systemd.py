@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from fakes.front_proxy import require
 
-from gateway.config import Config
-from gateway.service_manager import NAMES
+from gateway.config.config import Config
+from gateway.process.systemd import NAMES
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 SERVICES = ("homing-gateway.service", "homing-worker@.service")

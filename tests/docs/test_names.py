@@ -9,12 +9,13 @@ import msgspec
 import pytest
 from docs.markdown_blocks import PAGES, ROOT
 
-from gateway.config import Config
-from gateway.config_mistakes import type_at
+from gateway.config.config import Config
+from gateway.config.mistakes import type_at
 
 DESIGNS = sorted((ROOT / "gateway").rglob("DESIGN.md"))
 METRICS = re.findall(
-    r"\| `(\w+)` \| (?:counter|gauge|histogram)", (ROOT / "gateway" / "METRICS.md").read_text()
+    r"\| `(\w+)` \| (?:counter|gauge|histogram)",
+    (ROOT / "gateway" / "observability" / "METRICS.md").read_text(),
 )
 SECTIONS = "|".join(one.encode_name for one in msgspec.structs.fields(Config))
 OPTION = re.compile(rf"`((?:{SECTIONS})(?:\.[a-z_]+)+)(?!\.json)[`: ]")

@@ -18,7 +18,7 @@ from docs.markdown_blocks import ROOT, Block, blocks
 from fakes.running_fleet import RunningFleet
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
-from gateway.config import parse_config
+from gateway.config.config import parse_config
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("snippets")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config import ConfigError, parse_config
+from gateway.config.config import ConfigError, parse_config
 from gateway.downstream.cors import Cors, CorsSettings
 
 PAGE = "https://chat.example.org"

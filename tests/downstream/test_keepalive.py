@@ -10,7 +10,7 @@ from fakes.backend import STREAM_HEAD, Behaviour, FakeBackend, Turn, chunk, resp
 from fakes.raw_client import RawClient, post
 from fakes.relay_server import RelayServer
 
-from gateway.config import ConfigError, parse_config
+from gateway.config.config import ConfigError, parse_config
 from gateway.downstream.relay import SSE_COMMENT
 from gateway.downstream.settings import DownstreamSettings
 

@@ -10,7 +10,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.engine.block_hash import (
+from engine_adapter.engine.kv.block_hash import (
     block_hash,
     chain_hashes,
     encode_tokens,
@@ -65,7 +65,7 @@ GOLDEN = "1fefe9181dd100342cc4ee8dca743874bc7ce2eb23e54bc67381750f2f5a1775"
 def test_names_do_not_depend_on_the_process() -> None:
     """B63: a process with another hash seed computes the same name."""
     program = (
-        "from engine_adapter.engine.block_hash import *;"
+        "from engine_adapter.engine.kv.block_hash import *;"
         "print(chain_hashes(namespace_hash(root_hash({'model': 'm', 'kv_dtype': 'fp32'}),"
         "cache_salt='tenant'), [1, 2, 3, 4], 4)[0].hex())"
     )

@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional
 
 from engine_adapter.engine import cpu_kernels
-from engine_adapter.engine.cpu_kernels import CPUKernels, fits, kernels_for
-from engine_adapter.engine.linear import make_linear
-from engine_adapter.engine.rope import rotate
+from engine_adapter.engine.model.cpu_kernels import CPUKernels, fits, kernels_for
+from engine_adapter.engine.model.linear import make_linear
+from engine_adapter.engine.model.rope import rotate
+from paged_kv.cpu.native import compile_into, is_supported, native_library
 from paged_kv.kernels import native
-from paged_kv.kernels.native import compile_into, is_supported, native_library
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="no kernels for this processor")
 

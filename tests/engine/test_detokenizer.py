@@ -10,8 +10,8 @@ from fakes.tiny_checkpoint import write_tiny_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_adapter.engine.detokenizer import REPLACEMENT, Detokenizer, StopStrings
-from engine_adapter.engine.tokenizer import Tokenizer, load_tokenizer
+from engine_adapter.engine.text.detokenizer import REPLACEMENT, Detokenizer, StopStrings
+from engine_adapter.engine.text.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = st.text(st.sampled_from("ab é日😀\n") | st.characters(exclude_categories=["Cs"]), max_size=30)
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from engine.tiny_models import TINY, generate, greedy_request, run_all, tiny_engine, tiny_loaded, tokens_of
 
-from engine_adapter.engine.engine_config import EngineConfig, fast_dtype
-from engine_adapter.engine.llm_engine import LLMEngine, RequestRefused
-from engine_adapter.engine.model_runner import ModelRunner
-from engine_adapter.engine.pins import PinSpec
-from engine_adapter.engine.prefix_cache import PrefixCache
+from engine_adapter.engine.core.config import EngineConfig, fast_dtype
+from engine_adapter.engine.core.llm_engine import LLMEngine, RequestRefused
+from engine_adapter.engine.kv.pins import PinSpec
+from engine_adapter.engine.kv.prefix_cache import PrefixCache
+from engine_adapter.engine.kv.tiers.tier_config import TierConfig
+from engine_adapter.engine.model.model_runner import ModelRunner
+from engine_adapter.engine.model.sampling import SamplingParams
 from engine_adapter.engine.prompt_lookup import propose_drafts
-from engine_adapter.engine.sampling import SamplingParams
-from engine_adapter.engine.scheduler import QueueFull
-from engine_adapter.engine.sequence import EngineRequest, FinishReason
-from engine_adapter.engine.tiers.tier_config import TierConfig
+from engine_adapter.engine.scheduling.scheduler import QueueFull
+from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason
 
 
 def tokens(length: int, seed: int = 0) -> list[int]:
@@ -180,8 +180,8 @@ def test_salts_share_nothing() -> None:
 
 def test_forced_hash_collisions_never_serve_foreign_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     """B63: with names cut to 4 bits nearly all collide; every text is still its own, misses are counted."""
-    import engine_adapter.engine.block_hash as naming
-    import engine_adapter.engine.block_manager as manager
+    import engine_adapter.engine.kv.block_hash as naming
+    import engine_adapter.engine.kv.block_manager as manager
 
     def weak(parent: bytes, token_bytes: bytes) -> bytes:
         return bytes([naming.hashlib.sha256(parent + token_bytes).digest()[0] & 15]) * 32
@@ -202,8 +202,8 @@ def test_forced_hash_collisions_never_serve_foreign_kv(monkeypatch: pytest.Monke
 
 def test_collision_guard_is_what_protects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the comparison of tokens the same collisions do serve foreign KV: the guard is not idle."""
-    import engine_adapter.engine.block_hash as naming
-    import engine_adapter.engine.block_manager as manager
+    import engine_adapter.engine.kv.block_hash as naming
+    import engine_adapter.engine.kv.block_manager as manager
 
     def weak(parent: bytes, token_bytes: bytes) -> bytes:
         return bytes([naming.hashlib.sha256(parent + token_bytes).digest()[0] & 3]) * 32

@@ -6,9 +6,9 @@ import random
 
 from engine.tiny_models import generate, greedy_request, run_all, tiny_engine
 
-from engine_adapter.engine.explain import MissCause
-from engine_adapter.engine.inventory import TagInventory
-from engine_adapter.engine.prefix_cache import PrefixCache
+from engine_adapter.engine.kv.explain import MissCause
+from engine_adapter.engine.kv.inventory import TagInventory
+from engine_adapter.engine.kv.prefix_cache import PrefixCache
 
 BLOCK_SIZE = 4
 

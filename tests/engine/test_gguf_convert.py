@@ -15,11 +15,11 @@ from fakes.tiny_checkpoint import write_tiny_checkpoint
 from safetensors.torch import load_file
 
 from engine_adapter.engine import model_store
-from engine_adapter.engine.gguf_convert import convert_gguf
-from engine_adapter.engine.loader import ModelUnusable, expected_shapes, load_model
-from engine_adapter.engine.model_config import ModelConfig
-from engine_adapter.engine.model_store import DEFAULT_MODEL_ID, prepare_model, verify_sha256
-from engine_adapter.engine.tokenizer import load_tokenizer
+from engine_adapter.engine.checkpoint.gguf_convert import convert_gguf
+from engine_adapter.engine.checkpoint.loader import ModelUnusable, expected_shapes, load_model
+from engine_adapter.engine.checkpoint.model_store import DEFAULT_MODEL_ID, prepare_model, verify_sha256
+from engine_adapter.engine.model.model_config import ModelConfig
+from engine_adapter.engine.text.tokenizer import load_tokenizer
 
 LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -145,7 +145,7 @@ def test_large_models_are_written_in_shards(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: dict[str, torch.Tensor]
 ) -> None:
     """A conversion holds one shard in memory, and the shards load as one model."""
-    monkeypatch.setattr("engine_adapter.engine.gguf_convert.SHARD_BYTES", 10_000)
+    monkeypatch.setattr("engine_adapter.engine.checkpoint.gguf_convert.SHARD_BYTES", 10_000)
     target = tmp_path / "converted"
     target.mkdir()
     convert_gguf(source, target)

@@ -12,12 +12,12 @@ from engine.tiny_models import generate, tiny_engine, tiny_loaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_adapter.engine.block_hash import BlockHash
-from engine_adapter.engine.engine_config import EngineConfig
-from engine_adapter.engine.kv_event_publisher import KVEventConfig, KVEventPublisher
-from engine_adapter.engine.kv_events import EventJournal
-from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.prefix_cache import CachedBlock
+from engine_adapter.engine.core.config import EngineConfig
+from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.kv.block_hash import BlockHash
+from engine_adapter.engine.kv.kv_event_publisher import KVEventConfig, KVEventPublisher
+from engine_adapter.engine.kv.kv_events import EventJournal
+from engine_adapter.engine.kv.prefix_cache import CachedBlock
 from paged_kv.block_pool import BlockId
 
 

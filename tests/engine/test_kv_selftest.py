@@ -8,11 +8,11 @@ import pytest
 import torch
 from engine.tiny_models import TINY, generate, greedy_request, random_weights, run_all, tiny_loaded
 
-from engine_adapter.engine.engine_config import EngineConfig
-from engine_adapter.engine.kv_selftest import built_in_prompts
-from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.loader import LoadedModel
-from engine_adapter.engine.model_config import ModelConfig
+from engine_adapter.engine.checkpoint.loader import LoadedModel
+from engine_adapter.engine.core.config import EngineConfig
+from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.kv.kv_selftest import built_in_prompts
+from engine_adapter.engine.model.model_config import ModelConfig
 from paged_kv.layout import KVDtype
 
 # A head of 64 numbers is what real models have; with 8 the scales alone would be a third of the memory.

@@ -11,7 +11,7 @@ import torch
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 from safetensors.torch import load_file, save_file
 
-from engine_adapter.engine.loader import (
+from engine_adapter.engine.checkpoint.loader import (
     GenerationDefaults,
     ModelUnusable,
     load_model,

@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 
-from engine_adapter.engine.kv_storage import KVStorage
-from engine_adapter.engine.linear import _PackedLinear, is_halvable, make_linear, product_works
-from engine_adapter.engine.loader import expected_shapes
-from engine_adapter.engine.model import LlamaModel, rms_norm
-from engine_adapter.engine.model_config import ModelConfig, RopeType, UnsupportedModel
+from engine_adapter.engine.checkpoint.loader import expected_shapes
+from engine_adapter.engine.kv.kv_storage import KVStorage
+from engine_adapter.engine.model.linear import _PackedLinear, is_halvable, make_linear, product_works
+from engine_adapter.engine.model.model import LlamaModel, rms_norm
+from engine_adapter.engine.model.model_config import ModelConfig, RopeType, UnsupportedModel
 from paged_kv.batch import AttentionBatch
 from paged_kv.layout import KVDtype
 

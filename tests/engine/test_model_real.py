@@ -9,14 +9,14 @@ import torch
 import transformers
 from engine.tiny_models import generate, greedy_request, run_all, tokens_of
 
-from engine_adapter.engine.engine_config import EngineConfig
-from engine_adapter.engine.kv_selftest import SELFTEST_TEXTS, SelfTestReport, choose_layer_dtypes
-from engine_adapter.engine.kv_storage import KVStorage
-from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.loader import load_model
-from engine_adapter.engine.model import LlamaModel
-from engine_adapter.engine.model_store import prepare_model
-from engine_adapter.engine.tokenizer import load_tokenizer
+from engine_adapter.engine.checkpoint.loader import load_model
+from engine_adapter.engine.checkpoint.model_store import prepare_model
+from engine_adapter.engine.core.config import EngineConfig
+from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.kv.kv_selftest import SELFTEST_TEXTS, SelfTestReport, choose_layer_dtypes
+from engine_adapter.engine.kv.kv_storage import KVStorage
+from engine_adapter.engine.model.model import LlamaModel
+from engine_adapter.engine.text.tokenizer import load_tokenizer
 from paged_kv.batch import AttentionBatch
 from paged_kv.layout import KVDtype
 

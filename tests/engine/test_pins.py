@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine_adapter.engine.engine_config import EngineConfig
-from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.pin_manifest import read_manifest
-from engine_adapter.engine.pins import PinRefused, PinSpec, PinState
-from engine_adapter.engine.sequence import FinishReason
+from engine_adapter.engine.core.config import EngineConfig
+from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.kv.pin_manifest import read_manifest
+from engine_adapter.engine.kv.pins import PinRefused, PinSpec, PinState
+from engine_adapter.engine.scheduling.sequence import FinishReason
 
 
 class WallClock:

@@ -7,8 +7,8 @@ from engine.test_engine_oracle import CASES, prompt_with, random_tokens
 from engine.test_tiers_engine import shut_down, tiered_engine
 from engine.tiny_models import generate, greedy_request, run_all, tiny_engine, tokens_of
 
-from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.scheduler import ScheduledSequence
+from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.scheduling.scheduler import ScheduledSequence
 
 
 def count_computed(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -9,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_adapter.engine import block_hash as naming
-from engine_adapter.engine.block_hash import BlockHash, chain_hashes, encode_tokens, namespace_hash, root_hash
-from engine_adapter.engine.prefix_cache import CachedBlock, PrefixCache
+from engine_adapter.engine.kv.block_hash import (
+    BlockHash,
+    chain_hashes,
+    encode_tokens,
+    namespace_hash,
+    root_hash,
+)
+from engine_adapter.engine.kv.prefix_cache import CachedBlock, PrefixCache
 from paged_kv.block_pool import BlockId
 
 SIZE = 2

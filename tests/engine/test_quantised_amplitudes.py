@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paged_kv.attention import AttentionBackend, make_backend
+from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBackend, make_backend
 from paged_kv.batch import AttentionBatch
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
 
 NUM_TOKENS, NUM_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 2, 32, 4
 TABLE = [5, 1, 7, 0, 2, 6, 3, 4]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from engine.tiny_models import generate, tiny_engine
 
-from engine_adapter.engine.pins import PinSpec
-from engine_adapter.engine.radix_view import radix_view
+from engine_adapter.engine.kv.pins import PinSpec
+from engine_adapter.engine.kv.radix_view import radix_view
 from paged_kv.block_pool import BlockId
 
 

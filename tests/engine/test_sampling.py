@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_adapter.engine.sampling import Sampler, SamplingParams, SamplingState, _inverse_cdf
+from engine_adapter.engine.model.sampling import Sampler, SamplingParams, SamplingState, _inverse_cdf
 
 VOCAB = 40
 

@@ -7,17 +7,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine_adapter.engine.block_hash import namespace_hash, root_hash
-from engine_adapter.engine.block_manager import BlockManager
-from engine_adapter.engine.sampling import SamplingParams, SamplingState
-from engine_adapter.engine.scheduler import (
+from engine_adapter.engine.kv.block_hash import namespace_hash, root_hash
+from engine_adapter.engine.kv.block_manager import BlockManager
+from engine_adapter.engine.model.sampling import SamplingParams, SamplingState
+from engine_adapter.engine.scheduling.scheduler import (
     QueueFull,
     ScheduledBatch,
     Scheduler,
     SchedulerConfig,
     share_prefill_budget,
 )
-from engine_adapter.engine.sequence import EngineRequest, FinishReason, Sequence, Timings
+from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason, Sequence, Timings
 from paged_kv.block_pool import BlockPool
 
 ROOT = root_hash({"model": "fake"})

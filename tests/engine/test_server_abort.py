@@ -13,9 +13,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from engine.worker_app import LIMIT_S, MODEL, Worker, running_worker
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
-from engine_adapter.async_engine import AsyncEngine, EngineDead
-from engine_adapter.engine.engine_stats import EngineStats
-from engine_adapter.engine.llm_engine import LLMEngine
+from engine_adapter.engine.core.async_engine import AsyncEngine, EngineDead
+from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.core.stats import EngineStats
 from engine_adapter.server.event_stream import send_stream
 
 

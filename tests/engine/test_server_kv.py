@@ -15,8 +15,8 @@ import zmq.asyncio
 from engine.worker_app import LIMIT_S, Worker, finished_requests, running_worker
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
-from engine_adapter.engine.engine_stats import EngineStats
-from engine_adapter.engine.tiers.tier_config import TierConfig
+from engine_adapter.engine.core.stats import EngineStats
+from engine_adapter.engine.kv.tiers.tier_config import TierConfig
 
 SYSTEM = {"role": "system", "content": "You are a very patient assistant."}
 USER = {"role": "user", "content": "hi"}

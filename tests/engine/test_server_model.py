@@ -9,9 +9,9 @@ import pytest
 import transformers
 from engine.worker_app import Worker, running_worker
 
-from engine_adapter.engine.chat_template import ChatTemplate
-from engine_adapter.engine.model_store import prepare_model
-from engine_adapter.engine.tokenizer import load_tokenizer
+from engine_adapter.engine.checkpoint.model_store import prepare_model
+from engine_adapter.engine.text.chat_template import ChatTemplate
+from engine_adapter.engine.text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.model
 

@@ -18,7 +18,7 @@ from aiohttp import ClientPayloadError, ClientResponse, ClientSession
 from engine.worker_app import LIMIT_S
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
-from engine_adapter.engine.engine_config import EngineConfig
+from engine_adapter.engine.core.config import EngineConfig
 from engine_adapter.server.__main__ import main
 from engine_adapter.server.memory_check import TooLittleMemory, check_memory
 from engine_adapter.server.startup import ServerConfig, WorkerServer, bind

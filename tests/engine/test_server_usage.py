@@ -16,9 +16,9 @@ from engine.test_tiers_engine import EagerPlanner
 from engine.worker_app import MODEL, Worker, running_worker, sse_events
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
-from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.scheduler import ScheduledSequence
-from engine_adapter.engine.tiers.tier_config import TierConfig
+from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.kv.tiers.tier_config import TierConfig
+from engine_adapter.engine.scheduling.scheduler import ScheduledSequence
 
 TEXT = "Ten of the tenants tend to tender their tents to the tenth tenant."
 

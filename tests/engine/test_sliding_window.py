@@ -20,11 +20,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine_adapter.engine.llm_engine import LLMEngine
-from engine_adapter.engine.pins import PinRefused, PinSpec
-from engine_adapter.engine.sampling import SamplingParams
-from engine_adapter.engine.sequence import EngineRequest
-from engine_adapter.engine.tiers.tier_config import TierConfig
+from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.kv.pins import PinRefused, PinSpec
+from engine_adapter.engine.kv.tiers.tier_config import TierConfig
+from engine_adapter.engine.model.sampling import SamplingParams
+from engine_adapter.engine.scheduling.sequence import EngineRequest
 
 WINDOW = 6
 BLOCK_SIZE = 4

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.engine.step_pace import MIN_PROMPT_TOKENS, StepPace
+from engine_adapter.engine.scheduling.step_pace import MIN_PROMPT_TOKENS, StepPace
 
 
 def run_steps(

@@ -14,7 +14,7 @@ from fakes.tiny_checkpoint import CHAT_TEMPLATE, write_tiny_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.engine.thoughts import ThoughtParser, ThoughtPlace, thought_place
+from engine_adapter.engine.text.reasoning import ThoughtParser, ThoughtPlace, thought_place
 from engine_adapter.server.messages_api import BlockWriter
 
 # As Qwen3's: told not to think it writes empty thoughts itself; `opens` is for models that always think.

@@ -17,9 +17,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine_adapter.engine.block_hash import BlockHash, root_hash
-from engine_adapter.engine.tiers.disk_tier import DiskTier, DiskTierUnusable
-from engine_adapter.engine.tiers.tier_block import TierBlock
+from engine_adapter.engine.kv.block_hash import BlockHash, root_hash
+from engine_adapter.engine.kv.tiers.disk_tier import DiskTier, DiskTierUnusable
+from engine_adapter.engine.kv.tiers.tier_block import TierBlock
 
 MAX_BYTES = 400_000  # forty files of 26 blocks
 
@@ -260,7 +260,7 @@ FILL = """
     import resource, sys
     from pathlib import Path
     from engine.tier_chains import chain_of, disk_tier, read_one
-    from engine_adapter.engine.tiers.disk_writer import DiskWriter
+    from engine_adapter.engine.kv.tiers.disk_writer import DiskWriter
     now_s = [0.0]
     tier = disk_tier(Path(sys.argv[1]), 400_000)
     writer = DiskWriter(tier, clock=lambda: now_s[0])

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine_adapter.engine.block_hash import BlockHash
-from engine_adapter.engine.tiers.host_tier import HostTier
-from engine_adapter.engine.tiers.tier_block import TierBlock
+from engine_adapter.engine.kv.block_hash import BlockHash
+from engine_adapter.engine.kv.tiers.host_tier import HostTier
+from engine_adapter.engine.kv.tiers.tier_block import TierBlock
 
 NUM_SLOTS = 6
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from engine.tier_chains import BLOCK_BYTES, SHAPE, append_all, chain_of, disk_tier, read_one
 
-from engine_adapter.engine.tiers.segment import PAGE_BYTES, Segment, SegmentShape, SegmentUnusable
-from engine_adapter.engine.tiers.tier_block import payload_checksum
+from engine_adapter.engine.kv.tiers.segment import PAGE_BYTES, Segment, SegmentShape, SegmentUnusable
+from engine_adapter.engine.kv.tiers.tier_block import payload_checksum
 
 CHAIN, ROWS = chain_of(1, 3)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from engine.tier_chains import BLOCK_BYTES, Rows, chain_of, disk_tier, read_one
 
-from engine_adapter.engine.tiers.disk_tier import DiskTier
-from engine_adapter.engine.tiers.disk_writer import DiskWriter
-from engine_adapter.engine.tiers.load_planner import MIN_PREFILL_TOKENS, RETRY_AFTER, LoadPlanner
-from engine_adapter.engine.tiers.tier_block import Tier, TierBlock
+from engine_adapter.engine.kv.tiers.disk_tier import DiskTier
+from engine_adapter.engine.kv.tiers.disk_writer import DiskWriter
+from engine_adapter.engine.kv.tiers.load_planner import MIN_PREFILL_TOKENS, RETRY_AFTER, LoadPlanner
+from engine_adapter.engine.kv.tiers.tier_block import Tier, TierBlock
 
 
 class StuckTier:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 
-from engine_adapter.engine.chat_template import ChatTemplate, MessagesUnsuitable
-from engine_adapter.engine.loader import ModelUnusable
-from engine_adapter.engine.tokenizer import Tokenizer, TokenizerFiles, load_tokenizer, well_formed
+from engine_adapter.engine.checkpoint.loader import ModelUnusable
+from engine_adapter.engine.text.chat_template import ChatTemplate, MessagesUnsuitable
+from engine_adapter.engine.text.tokenizer import Tokenizer, TokenizerFiles, load_tokenizer, well_formed
 
 
 @pytest.fixture(scope="module")

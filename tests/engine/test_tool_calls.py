@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_adapter.engine.tool_calls import ToolCall, ToolCallFormat, ToolCallParser, format_of_template
-from engine_adapter.engine.tool_prompt import with_tools_in_text
+from engine_adapter.engine.text.tool_calls import ToolCall, ToolCallFormat, ToolCallParser, format_of_template
+from engine_adapter.engine.text.tool_prompt import with_tools_in_text
 
 CALL = ToolCall(name="f", arguments='{"a": 1}')
 CALL_JSON = '{"name": "f", "arguments": {"a": 1}}'

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_adapter.engine.engine_stats import EngineStats
-from engine_adapter.engine.tiers.tier_config import TierStats
-from engine_adapter.worker_metrics import WorkerMetrics, process_start_wall_s
+from engine_adapter.engine.core.stats import EngineStats
+from engine_adapter.engine.kv.tiers.tier_config import TierStats
+from engine_adapter.server.metrics import WorkerMetrics, process_start_wall_s
 
 STATS = EngineStats(
     num_blocks_free=5,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine_adapter.engine.block_hash import BlockHash, block_hash, encode_tokens, root_hash
-from engine_adapter.engine.tiers.disk_tier import DiskTier
-from engine_adapter.engine.tiers.segment import SegmentShape
-from engine_adapter.engine.tiers.tier_block import TierBlock, payload_checksum
+from engine_adapter.engine.kv.block_hash import BlockHash, block_hash, encode_tokens, root_hash
+from engine_adapter.engine.kv.tiers.disk_tier import DiskTier
+from engine_adapter.engine.kv.tiers.segment import SegmentShape
+from engine_adapter.engine.kv.tiers.tier_block import TierBlock, payload_checksum
 
 BLOCK_BYTES = 64
 BLOCK_SIZE = 4

@@ -13,8 +13,8 @@ from typing import Any
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
-from engine_adapter.engine.engine_config import EngineConfig
-from engine_adapter.engine.kv_event_publisher import KVEventConfig
+from engine_adapter.engine.core.config import EngineConfig
+from engine_adapter.engine.kv.kv_event_publisher import KVEventConfig
 from engine_adapter.server.app import build_app
 from engine_adapter.server.serving import Phase, Serving, ServingContext
 from engine_adapter.server.startup import ServerConfig, load_context

@@ -16,8 +16,8 @@ from typing import Any, Self
 import httpx
 from fakes.backend import FakeBackend, ReceivedRequest, Turn, respond
 
-from gateway.app import Gateway
-from gateway.config import parse_config
+from gateway.config.config import parse_config
+from gateway.process.gateway import Gateway
 from gateway.values import BackendId, BackendState
 
 FAST_HEALTH = {"probe_interval_s": 0.2, "suspect_interval_s": 0.02, "healthy_after": 1, "min_down_s": 0.05}

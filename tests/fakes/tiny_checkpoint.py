@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine_adapter.engine.loader import expected_shapes
-from engine_adapter.engine.model_config import ModelConfig
+from engine_adapter.engine.checkpoint.loader import expected_shapes
+from engine_adapter.engine.model.model_config import ModelConfig
 
 SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (

@@ -13,7 +13,7 @@ import pytest
 # The first large block is what glibc learns from.
 PROGRAM = """
 import ctypes, os, sys
-from gateway.allocator import return_large_blocks
+from gateway.process.malloc import return_large_blocks
 
 def resident_bytes():
     with open("/proc/self/statm") as file:

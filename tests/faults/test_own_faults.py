@@ -14,9 +14,9 @@ from fakes.backend import respond, stream
 from fakes.gateway_world import GatewayWorld
 from fakes.raw_client import RawClient, post
 
-from gateway.logs import AccessLog
-from gateway.proxy import Proxy
+from gateway.observability.logs import AccessLog
 from gateway.replay.recording_file import RecordingFile
+from gateway.request.proxy import Proxy
 from gateway.sessions.memory import MemoryStore
 from gateway.values import Binding, SessionKey
 

@@ -13,12 +13,12 @@ import pytest
 from aiohttp import web
 from fakes.gateway_world import GatewayWorld, ProbedBackend
 
-from gateway.config import BackendSettings, parse_config
+from gateway.config.config import BackendSettings, parse_config
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.discovery_settings import DnsSource, FileSource, KubernetesSource
 from gateway.fleet.discovery_sources import BackendFile, DnsLookup, EndpointSlices, SourceUnavailable
 from gateway.fleet.registry import Fleet
-from gateway.membership import backend_of
+from gateway.process.membership import backend_of
 from gateway.routing.health import HealthSettings
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.fleet.operator import Operator
 from gateway.fleet.registry import Fleet
+from gateway.replicas.orders import Order
 from gateway.routing.health import HealthSettings
-from gateway.sessions.order_board import Order
 from gateway.values import Backend, BackendId
 
 A = BackendId("a")

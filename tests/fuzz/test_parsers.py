@@ -11,7 +11,7 @@ from fuzz.mutations import corpus, mutated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.config import ConfigError, load_config
+from gateway.config.config import ConfigError, load_config
 from gateway.errors import GatewayError
 from gateway.fleet.engine_metrics import DIALECTS, parse_metrics
 from gateway.replay.recording import replay

@@ -61,7 +61,7 @@ def measure(device_name: str, *, tiny: bool) -> dict[str, object]:
     import llama_shape
     import torch
 
-    from paged_kv.memory import free_memory_bytes
+    from paged_kv.arena import free_memory_bytes
 
     device = torch.device(device_name)
     scale = kernel_timings.TINY if tiny else kernel_timings.FULL

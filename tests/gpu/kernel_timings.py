@@ -11,12 +11,12 @@ import torch
 from stopwatch import time_calls
 from torch.nn.functional import scaled_dot_product_attention
 
-from paged_kv.attention import AttentionBatch
-from paged_kv.cupy_backend import CupyBackend
+from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBatch
+from paged_kv.backends.cupy_backend import CupyBackend
 from paged_kv.flashinfer_backend import FlashInferBackend, obstacle
 from paged_kv.kernels.paged_ops import PagedKernels
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

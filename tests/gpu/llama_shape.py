@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import linear, rms_norm, silu
 
-from paged_kv.attention import AttentionBackend, AttentionBatch, make_backend
+from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBackend, AttentionBatch, make_backend
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.memory import KVArena
 
 BLOCK_SIZE = 16
 

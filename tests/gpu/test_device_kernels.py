@@ -4,9 +4,9 @@ import pytest
 import torch
 from blocks.kernel_battery import run_battery
 
+from paged_kv.arena import allocate_pinned_bytes
 from paged_kv.kernels.device import DeviceLauncher
 from paged_kv.layout import KVDtype
-from paged_kv.memory import allocate_pinned_bytes
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gateway.exposition import OPEN_METRICS, TEXT, content_type_for, render
-from gateway.series import Counter, Gauge, Histogram, Series
+from gateway.observability.exposition import OPEN_METRICS, TEXT, content_type_for, render
+from gateway.observability.series import Counter, Gauge, Histogram, Series
 
 
 def read_back(families: list[Series[Any]], content_type: str) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -18,7 +18,7 @@ import httpx
 from fakes.backend import FakeBackend, openai_answer
 from fakes.gateway_process import GatewayProcess
 
-from gateway.line_writer import WHOLE_BYTES, LineWriter
+from gateway.observability.log_writer import WHOLE_BYTES, LineWriter
 
 F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is not in Python 3.11's typeshed for every platform
 LIMIT_S = 20.0
@@ -196,8 +196,8 @@ async def ask(client: httpx.AsyncClient, session: str, *, is_stream: bool) -> in
 def test_a_crash_is_told() -> None:
     """What was logged before an unforeseen end comes out, and so does its traceback."""
     program = (
-        "from gateway.line_writer import LineWriter\n"
-        "from gateway.logs import configure_logging, log_event, lost_line\n"
+        "from gateway.observability.log_writer import LineWriter\n"
+        "from gateway.observability.logs import configure_logging, log_event, lost_line\n"
         "with LineWriter(tell_lost=lost_line) as lines:\n"
         "    configure_logging('info', lines.put)\n"
         "    log_event('last_words')\n"

@@ -11,7 +11,7 @@ import pytest
 from fakes.backend import openai_answer
 from fakes.gateway_world import GatewayWorld
 
-from gateway.logs import AccessLine, AccessLog, configure_logging, log_event
+from gateway.observability.logs import AccessLine, AccessLog, configure_logging, log_event
 from gateway.sessions.redis_store import RedisStore
 from gateway.sessions.settings import RedisSettings
 from gateway.values import SessionKey

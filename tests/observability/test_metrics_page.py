@@ -12,14 +12,14 @@ from fakes.gateway_world import GatewayWorld
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.app import Gateway
-from gateway.config import parse_config
-from gateway.metrics import GatewayMetrics
-from gateway.series import Series
-from gateway.state_metrics import fleet_metrics
+from gateway.config.config import parse_config
+from gateway.observability.metrics import GatewayMetrics
+from gateway.observability.series import Series
+from gateway.process.gateway import Gateway
+from gateway.process.gauges import fleet_metrics
 from gateway.values import Backend, BackendId, FleetView
 
-METRICS = Path(__file__).parents[2] / "gateway" / "METRICS.md"
+METRICS = Path(__file__).parents[2] / "gateway" / "observability" / "METRICS.md"
 ROW = re.compile(r"\| `(\w+)` \| (counter|gauge|histogram) \| ([\w, –]+) \| (.+) \|$")
 
 

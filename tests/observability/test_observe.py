@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observe import BATCH_BYTES, AnswerObserver
+from gateway.request.answer_observer import BATCH_BYTES, AnswerObserver
 from gateway.values import Api
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3}

@@ -37,7 +37,7 @@ def documented() -> dict[str, set[str]]:
     """Metric name as it is queried → its labels, from METRICS.md."""
     row = re.compile(r"\| `(\w+)` \| (counter|gauge|histogram) \| ([\w, –]+) \|")
     found: dict[str, set[str]] = {}
-    for name, kind, labels in row.findall((ROOT / "gateway" / "METRICS.md").read_text()):
+    for name, kind, labels in row.findall((ROOT / "gateway" / "observability" / "METRICS.md").read_text()):
         known = set() if labels == "–" else set(labels.split(", "))
         if kind == "histogram":
             found |= {name + part: known | {"le"} for part in PARTS}

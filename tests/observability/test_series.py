@@ -1,4 +1,4 @@
-"""Counting, adding up and forgetting: `gateway.series`."""
+"""Counting, adding up and forgetting: `gateway.observability.series`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.metrics import GatewayMetrics, status_label
-from gateway.series import Counter, Gauge, Histogram
+from gateway.observability.metrics import GatewayMetrics, status_label
+from gateway.observability.series import Counter, Gauge, Histogram
 
 BOUNDS = (0.1, 1.0, 10.0)
 

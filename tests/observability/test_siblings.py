@@ -1,4 +1,4 @@
-"""Several processes of one machine show one set of numbers: `gateway.siblings`."""
+"""Several processes of one machine show one set of numbers: `gateway.observability.worker_reports`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fakes.gateway_world import ProbedBackend
 from fakes.redis_server import free_port, redis_server, require_redis_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metrics import GatewayMetrics
-from gateway.series import Gauge
-from gateway.siblings import SILENT_AFTER_S, Siblings, shared_folder
+from gateway.observability.metrics import GatewayMetrics
+from gateway.observability.series import Gauge
+from gateway.observability.worker_reports import SILENT_AFTER_S, Siblings, shared_folder
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ from fakes.gateway_world import GatewayWorld
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from gateway.config import ConfigError, parse_config
+from gateway.config.config import ConfigError, parse_config
 
 ROOT = Path(__file__).parents[2]
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -217,9 +217,10 @@ async def test_a_collector_that_is_away_costs_no_request(collector: Collector) -
 def test_off_imports_nothing() -> None:
     """A gateway without tracing loads neither the SDK's spans nor ours (redis-py loads its metrics)."""
     code = (
-        "import sys; from gateway.app import Gateway; from gateway.config import parse_config;"
+        "import sys; from gateway.process.gateway import Gateway; "
+        "from gateway.config.config import parse_config;"
         "Gateway(parse_config({}));"
-        "sys.exit('gateway.spans' in sys.modules or 'opentelemetry.sdk.trace' in sys.modules)"
+        "sys.exit('gateway.request.otel_spans' in sys.modules or 'opentelemetry.sdk.trace' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

@@ -14,7 +14,7 @@ from fakes import backend as fake
 from fakes.gateway_world import FAST_HEALTH, GatewayWorld
 
 from gateway.fleet.registry import Fleet
-from gateway.proxy import Proxy
+from gateway.request.proxy import Proxy
 from gateway.sessions.memory import MemoryStore
 from gateway.values import BackendId, Binding, SessionKey
 

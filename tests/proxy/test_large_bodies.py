@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from fakes.gateway_world import GatewayWorld
 
-from gateway.facts_reader import BodyHelper, FactsReader, ParserPlan
+from gateway.request.body_helper import BodyHelper, FactsReader, ParserPlan
 from gateway.values import Api
 from gateway.wire.facts import ParseOptions
 from gateway.wire.settings import KeySettings
@@ -188,7 +188,7 @@ async def test_without_a_helper_bodies_are_parsed_here(reader: FactsReader) -> N
 
 OWNER = """
 import asyncio, multiprocessing, sys
-from gateway.facts_reader import BodyHelper, FactsReader, ParserPlan
+from gateway.request.body_helper import BodyHelper, FactsReader, ParserPlan
 from gateway.values import Api
 from gateway.wire.settings import KeySettings
 

@@ -6,8 +6,8 @@ import collections
 
 from fakes.gateway_world import GatewayWorld, ProbedBackend
 
-from gateway.app import Gateway
-from gateway.config import parse_config
+from gateway.config.config import parse_config
+from gateway.process.gateway import Gateway
 from gateway.routing.health import Outcome
 from gateway.routing.router import Router
 from gateway.routing.settings import RoutingSettings

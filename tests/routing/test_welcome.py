@@ -8,7 +8,7 @@ from routing.routing_worlds import backend, bind, fleet, names, request
 
 from gateway.routing.router import Router
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.welcome import Welcome
+from gateway.routing.slow_start import Welcome
 from gateway.values import BackendId
 
 PROMPT = "a system prompt that every session has " * 200

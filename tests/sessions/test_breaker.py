@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.breaker import Breaker
+from gateway.redis_link.breaker import Breaker
 from gateway.sessions.store import BreakerState
 
 

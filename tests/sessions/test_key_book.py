@@ -9,9 +9,9 @@ from fakes.redis_server import RedisProcess
 from redis.asyncio import Redis
 
 from gateway.errors import CannotAuthenticate
-from gateway.sessions.key_book import RedisKeyBook
-from gateway.sessions.redis_link import RedisLink
+from gateway.redis_link.link import RedisLink
 from gateway.sessions.settings import RedisSettings
+from gateway.tenants.redis_keys import RedisKeyBook
 
 pytestmark = pytest.mark.redis
 KEY = "key-of-tenant-a-0001"

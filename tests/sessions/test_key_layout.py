@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from gateway.sessions.key_layout import NUM_CLUSTER_SHARDS, KeyLayout
+from gateway.redis_link.key_layout import NUM_CLUSTER_SHARDS, KeyLayout
 from gateway.values import BackendId, SessionKey
 
 KEY = SessionKey("00112233445566778899aabbccddeeff")

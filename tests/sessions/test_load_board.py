@@ -8,8 +8,8 @@ from fakes.tcp_proxy import tcp_proxy
 from redis.asyncio import Redis
 from sessions.harness import ManualClock
 
-from gateway.sessions.load_board import LIFETIME_S, MemoryLoadBoard, RedisLoadBoard
-from gateway.sessions.redis_link import RedisLink
+from gateway.redis_link.link import RedisLink
+from gateway.replicas.loads import LIFETIME_S, MemoryLoadBoard, RedisLoadBoard
 from gateway.sessions.settings import RedisSettings
 from gateway.values import BackendId
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sessions.harness import ManualClock
 
-from gateway.sessions.load_board import MemoryLoadBoard, RedisLoadBoard
+from gateway.process.shared_state import open_load_board, open_store
+from gateway.replicas.loads import MemoryLoadBoard, RedisLoadBoard
 from gateway.sessions.memory import MemoryStore
-from gateway.sessions.open_store import open_load_board, open_store
 from gateway.sessions.redis_store import RedisStore
 from gateway.sessions.settings import SessionsSettings
 

@@ -6,8 +6,8 @@ import pytest
 from fakes.redis_server import RedisProcess
 from redis.asyncio import Redis
 
-from gateway.sessions.open_store import open_order_board
-from gateway.sessions.order_board import MemoryOrderBoard, Order
+from gateway.process.shared_state import open_order_board
+from gateway.replicas.orders import MemoryOrderBoard, Order
 from gateway.sessions.redis_store import RedisStore
 from gateway.sessions.settings import RedisSettings
 from gateway.values import BackendId

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.sessions.secret import Secret
+from gateway.redis_link.secret import Secret
 from gateway.sessions.settings import RedisSettings, SessionsSettings, parse_address
 
 

@@ -13,10 +13,10 @@ from sessions.harness import ManualClock, until
 
 from gateway.limits.allowance import Allowance, TenantUse
 from gateway.limits.settings import TenantLimits
-from gateway.sessions.key_layout import KeyLayout
-from gateway.sessions.redis_link import RedisLink
+from gateway.redis_link.key_layout import KeyLayout
+from gateway.redis_link.link import RedisLink
+from gateway.replicas.tenant_use import LEASE_S, RedisTenantLedger
 from gateway.sessions.settings import RedisSettings
-from gateway.sessions.tenant_ledger import LEASE_S, RedisTenantLedger
 
 pytestmark = pytest.mark.redis
 FAR_S = 1e9

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.config import ConfigError, parse_config
+from gateway.config.config import ConfigError, parse_config
 from gateway.limits.settings import TenantLimits
 from gateway.tenants.directory import Directory, digest_of
 from gateway.tenants.settings import AuthenticationSettings, JwtSettings, TenantSettings

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.routing.question import EventlessPolicy, Question
+from gateway.routing.placement_request import EventlessPolicy, Question
 from gateway.routing.shadow import Level
 from gateway.values import Candidate
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.routing.policies.bounded_ring import BoundedRingPolicy
+from gateway.replay.rivals.bounded_ring import BoundedRingPolicy
+from gateway.replay.rivals.kv_cost import KvCostPolicy
+from gateway.replay.rivals.least_request import LeastRequestPolicy
+from gateway.replay.rivals.prefix_tree import PrefixTreePolicy
+from gateway.replay.rivals.round_robin import RoundRobinPolicy
+from gateway.replay.rivals.session_ring import SessionRingPolicy
+from gateway.replay.rivals.session_table_least import SessionTableLeastPolicy
+from gateway.replay.rivals.weighted_scores import WeightedScoresPolicy
+from gateway.routing.placement_request import Policy, Surroundings
 from gateway.routing.policies.homing import HomingPolicy
-from gateway.routing.policies.kv_cost import KvCostPolicy
-from gateway.routing.policies.least_request import LeastRequestPolicy
-from gateway.routing.policies.prefix_tree import PrefixTreePolicy
-from gateway.routing.policies.round_robin import RoundRobinPolicy
-from gateway.routing.policies.session_ring import SessionRingPolicy
-from gateway.routing.policies.session_table_least import SessionTableLeastPolicy
-from gateway.routing.policies.weighted_scores import WeightedScoresPolicy
-from gateway.routing.question import Policy, Surroundings
 
 
 def make_policy(name: str, surroundings: Surroundings) -> Policy:

@@ -23,9 +23,9 @@ from machine import MemoryProbe, OtherLoad, describe
 from report import Results, speed, write_report
 from workload import QUICK, Encode, Kind, Sizes, Step, make_steps
 
-from engine_adapter.engine.engine_config import fast_dtype
-from engine_adapter.engine.model_store import DEFAULT_MODEL_ID, prepare_model
-from engine_adapter.engine.tokenizer import load_tokenizer
+from engine_adapter.engine.checkpoint.model_store import DEFAULT_MODEL_ID, prepare_model
+from engine_adapter.engine.core.config import fast_dtype
+from engine_adapter.engine.text.tokenizer import load_tokenizer
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "homing" / "bench"
 RESULTS = Path(__file__).resolve().parents[1] / "results"

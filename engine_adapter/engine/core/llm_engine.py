@@ -1,0 +1,388 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+    schedule → run → postprocess
+
+Single-threaded and synchronous: the server calls everything here from one thread. What holds after each
+step: KV that is named in the prefix cache was computed by a step that succeeded; a sequence that ended, for
+whatever reason, holds nothing; a step that fails ends its own sequences with `error` and nobody else's.
+Knows token ids only: text, templates and stop strings are the server's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from engine_adapter.engine.checkpoint.loader import LoadedModel, load_model
+from engine_adapter.engine.core.build import build_parts
+from engine_adapter.engine.core.config import EngineConfig
+from engine_adapter.engine.core.stats import EngineStats, collect_stats
+from engine_adapter.engine.core.step_output import StepOutput, output_of
+from engine_adapter.engine.kv.block_hash import BlockHash, chain_hashes, namespace_hash
+from engine_adapter.engine.kv.block_manager import BlockManager
+from engine_adapter.engine.kv.explain import Explanation, explain_prompt
+from engine_adapter.engine.kv.inventory import TagInventory
+from engine_adapter.engine.kv.kv_selftest import SELFTEST_TEXTS, Prompts
+from engine_adapter.engine.kv.pin_service import PinService
+from engine_adapter.engine.kv.pins import PinTable
+from engine_adapter.engine.kv.prefix_cache import CachedBlock
+from engine_adapter.engine.kv.tiers.kv_tiers import KVTiers
+from engine_adapter.engine.model.model_runner import ModelRunner, SampledTokens
+from engine_adapter.engine.model.sampling import SamplingState
+from engine_adapter.engine.scheduling.scheduler import ScheduledSequence, Scheduler
+from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason, Sequence, Timings
+from engine_adapter.engine.text.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_REMEMBERED_NAMESPACES = 256  # tenants that `explain` looks at when it searches the same tokens elsewhere
+
+
+class BlockObserver(Protocol):
+    def record(self, removed: list[CachedBlock], stored: list[CachedBlock]) -> None:
+        """Take note of one step's changes of the prefix cache, removals first. Must not block."""
+
+
+class RequestRefused(ValueError):
+    """The request can never run here; the message says which limit it breaks."""
+
+
+class LLMEngine:
+    """One model, one KV memory, many requests."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        selftest_prompts: Prompts | None = None,
+        observer: BlockObserver | None = None,
+    ) -> None:
+        """Build an engine; pins of the manifest are asked for at once and computed by the first steps.
+
+        Args:
+            selftest_prompts: token ids on which quantised KV is measured; None: pseudo-random ones.
+            observer: is told which blocks the prefix cache gained and lost.
+
+        Raises:
+            ValueError: the settings contradict each other, or the KV memory holds no block.
+
+        Changes: torch's thread count; empties `loaded.weights`, which the model takes over.
+        """
+        self.config = config or EngineConfig()
+        torch.set_num_threads(self.config.num_threads)
+        parts = build_parts(loaded, self.config, selftest_prompts)
+        self.model_config = loaded.config
+        self.storage = parts.storage
+        self.root = parts.root
+        self.selftest = parts.selftest
+        self.num_blocks_unquantised = parts.num_blocks_unquantised
+        num_blocks = parts.storage.num_blocks
+        self.max_model_len = min(
+            self.config.max_model_len or loaded.config.max_position_embeddings,
+            num_blocks * self.config.block_size,
+        )
+        self._clock = clock
+        self._runner = ModelRunner(parts.model, parts.storage)
+        self.blocks = BlockManager(
+            parts.pool,
+            self.config.block_size,
+            enable_prefix_caching=self.config.enable_prefix_caching,
+            min_partial_tokens=max(self.config.min_partial_tokens, 1),
+            copy_block=parts.storage.copy_block if self.config.min_partial_tokens else None,
+            reach_tokens=loaded.config.reach_tokens,
+        )
+        self._guard = parts.guard
+        self.tiers = KVTiers(
+            self.config.tiers,
+            storage=parts.storage,
+            blocks=self.blocks,
+            transfers=parts.transfers,
+            root=parts.root,
+            clock=clock,
+        )
+        self.scheduler = Scheduler(self.config.scheduler, self.blocks, on_admitted=self.tiers.loads.begin)
+        self.inventory = TagInventory(self.blocks.prefix_cache, self.config.block_size)
+        self.pins = self._make_pins(loaded.fingerprint, wall_clock)
+        self._observer = observer
+        self._sequences: dict[str, Sequence] = {}
+        self._namespaces: OrderedDict[BlockHash, None] = OrderedDict()
+        self._num_arrived = 0
+        self._num_prompt_tokens = 0
+        self._num_generated_tokens = 0
+        self._num_integrity_failures = 0
+        self.pins.restore()
+
+    def _make_pins(self, fingerprint: str, wall_clock: Callable[[], float]) -> PinService:
+        table = PinTable(
+            self.blocks,
+            budget_fraction=self.config.pin_budget_fraction if self.config.enable_prefix_caching else 0.0,
+            max_prefix_tokens=self.max_model_len - 1,
+            wall_clock=wall_clock,
+        )
+        return PinService(
+            table,
+            block_size=self.config.block_size,
+            fingerprint=fingerprint,
+            namespace=self.namespace,
+            submit=self.add_request,
+            abort=self.abort,
+            manifest_path=self.config.pin_manifest_path,
+            wall_clock=wall_clock,
+        )
+
+    @classmethod
+    def from_path(
+        cls,
+        path: Path | str,
+        config: EngineConfig | None = None,
+        *,
+        selftest_prompts: Prompts | None = None,
+        observer: BlockObserver | None = None,
+    ) -> LLMEngine:
+        """Load a checkpoint directory in the configured dtype and build an engine over it.
+
+        Quantised KV is measured on built-in texts unless prompts are given.
+        """
+        config = config or EngineConfig()
+        loaded = load_model(path, config.torch_dtype)
+        if config.storage_dtype.is_quantised and selftest_prompts is None:
+            tokenizer = load_tokenizer(path, loaded.config.eos_token_ids)
+            selftest_prompts = [tokenizer.encode(text) for text in SELFTEST_TEXTS]
+        return cls(loaded, config, selftest_prompts=selftest_prompts, observer=observer)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestRefused: it can never run (empty, too long, unknown token, id in use).
+            QueueFull: too many wait already.
+        """
+        self._check(request)
+        prompt = list(request.prompt_token_ids)
+        limit = request.sampling.max_tokens
+        sequence = Sequence(
+            request=request,
+            namespace=self.namespace(request.cache_salt, request.adapter),
+            arrival_order=self._num_arrived,
+            timings=Timings(arrival_s=self._clock()),
+            sampling_state=SamplingState(request.sampling, prompt),
+            max_num_tokens=min(self.max_model_len, len(prompt) + limit if limit else self.max_model_len),
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+        )
+        self._remember_namespace(sequence.namespace)
+        self.scheduler.add(sequence)
+        self._sequences[request.request_id] = sequence
+        self._num_arrived += 1
+        self._num_prompt_tokens += len(prompt)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it is and free all it holds. Returns whether it was known."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        sequence.finish_reason = FinishReason.ABORT
+        self._retire(sequence)
+        return True
+
+    def step(self) -> list[StepOutput]:
+        """Compute one step and return what it brought, also for requests that ended without a token."""
+        self.pins.expire()
+        loaded = self.tiers.loads.advance()
+        started_s = self._clock()
+        batch = self.scheduler.schedule(started_s)
+        outputs = [self._ended(sequence) for sequence in batch.finished]
+        computed: list[CachedBlock] = []
+        if batch.scheduled:
+            try:
+                sampled = self._runner.run(batch.scheduled)
+            except Exception as error:  # the boundary of one step: its requests end, the engine goes on
+                logger.exception("engine_step_failed")
+                outputs.extend(self._fail(batch.scheduled, error))
+            else:
+                elapsed_s = self._clock() - started_s
+                self.scheduler.observe_step(batch, elapsed_s)
+                self.tiers.observe_step(batch.num_prompt_tokens, elapsed_s)
+                outputs.extend(self._postprocess(batch.scheduled, sampled, computed))
+        elif self.tiers.loads.is_loading:
+            self.tiers.loads.wait()
+        self.tiers.stores.store(computed)
+        # What was loaded may have been taken again while the step was planned: it is no news then.
+        kept = [entry for entry in loaded if self.blocks.prefix_cache.entry_of(entry.block_id) is entry]
+        self._take_note(kept + computed)
+        return [output for output in outputs if output is not None]
+
+    def tick(self) -> None:
+        """Do what must happen without work too: let pins expire, check that every block is accounted for.
+
+        Call every few seconds; the check runs only when nothing else is to do. A failed check is logged and
+        counted, since to go on serving with a lost block is better than to stop.
+        """
+        self.pins.expire()
+        if self.has_work:
+            return
+        if self._guard is not None:
+            self._guard.check_all()
+        try:
+            self.verify()
+        except AssertionError as error:
+            self._num_integrity_failures += 1
+            logger.error("block_accounting_broken", extra={"error": str(error)})
+
+    def close(self) -> None:
+        """Write what the tiers still have to write. Idempotent; no step may follow."""
+        self.tiers.close()
+
+    def clear_cache(self) -> int:
+        """Forget every cached block that neither a sequence nor a pin holds, and every tier's.
+
+        Returns the number of device blocks.
+        """
+        num_blocks = self.blocks.clear_cache()
+        self.tiers.clear()
+        self._take_note([])
+        return num_blocks
+
+    def explain(self, token_ids: list[int], cache_salt: str = "", adapter: str = "") -> Explanation:
+        """Say how much of a prompt is cached now and why not more. Changes nothing."""
+        namespace, size = self.namespace(cache_salt, adapter), self.config.block_size
+        explanation = explain_prompt(self.blocks, namespace, token_ids, tuple(self._namespaces))
+        cached, reusable = explanation.num_cached_tokens // size, explanation.num_reusable_tokens // size
+        missing = chain_hashes(namespace, token_ids, size)[cached:reusable]
+        return replace(explanation, tier_tokens=self.tiers.count_following(missing))
+
+    def stats(self) -> EngineStats:
+        """Return gauges and counters of this moment. Changes nothing."""
+        return collect_stats(
+            self.scheduler,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+            bytes_per_token=self.storage.bytes_per_token,
+            num_pins=len(self.pins.table),
+            num_integrity_failures=self._num_integrity_failures,
+            tiers=self.tiers.stats(),
+        )
+
+    def verify(self) -> None:
+        """Assert that every block is accounted for. O(blocks): for idle moments and tests."""
+        self.blocks.verify(list(self._sequences.values()), self.pins.table.pinned_blocks)
+
+    def namespace(self, cache_salt: str = "", adapter: str = "") -> BlockHash:
+        """Return the root of the hash chains of one tenant."""
+        return namespace_hash(self.root, cache_salt=cache_salt, adapter=adapter)
+
+    def _check(self, request: EngineRequest) -> None:
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens == 0:
+            raise RequestRefused("the prompt is empty")
+        if num_tokens >= self.max_model_len:
+            raise RequestRefused(
+                f"the prompt has {num_tokens} tokens, at most {self.max_model_len - 1} fit this engine"
+            )
+        vocab_size = self.model_config.vocab_size
+        if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= vocab_size:
+            raise RequestRefused(f"the prompt has token ids outside 0..{vocab_size - 1}")
+        if request.request_id in self._sequences:
+            raise RequestRefused(f"request id {request.request_id!r} is in use")
+
+    def _postprocess(
+        self,
+        scheduled: list[ScheduledSequence],
+        sampled: list[SampledTokens | None],
+        stored: list[CachedBlock],
+    ) -> list[StepOutput | None]:
+        """Record progress, name what is full, append new tokens and end what is done.
+
+        Changes: appends to `stored` what the prefix cache gained.
+        """
+        now_s = self._clock()
+        outputs: list[StepOutput | None] = []
+        for item, tokens in zip(scheduled, sampled, strict=True):
+            sequence = item.sequence
+            if tokens is None:
+                sequence.num_computed_tokens += item.num_new_tokens
+            else:
+                outputs.append(self._append(sequence, tokens, now_s))
+            stored.extend(self.blocks.commit(sequence))
+            if sequence.finish_reason is not None:
+                self._retire(sequence)
+        return outputs
+
+    def _append(self, sequence: Sequence, tokens: SampledTokens, now_s: float) -> StepOutput | None:
+        num_new = min(len(tokens.token_ids), sequence.max_num_tokens - sequence.num_tokens)
+        new_token_ids = tokens.token_ids[:num_new]
+        sequence.token_ids.extend(new_token_ids)
+        self._num_generated_tokens += num_new
+        timings = sequence.timings
+        if timings.first_token_s is None:
+            timings.first_token_s = now_s
+        timings.last_token_s = now_s
+        reason = None
+        if new_token_ids[-1] in sequence.request.sampling.stop_token_ids:
+            reason = FinishReason.STOP
+        elif sequence.num_tokens >= sequence.max_num_tokens:
+            reason = FinishReason.LENGTH
+        # The newest token has no KV yet; drafts that were kept before it have.
+        sequence.num_computed_tokens = sequence.num_tokens - 1
+        sequence.finish_reason = reason
+        return output_of(sequence, reason, new_token_ids, tokens.logprobs[:num_new])
+
+    def _retire(self, sequence: Sequence) -> None:
+        """End a sequence: let its pin and its tags take note first, then free what it holds."""
+        assert sequence.finish_reason is not None
+        self._take_leave(sequence)
+        self.scheduler.finish(sequence, sequence.finish_reason)
+
+    def _take_leave(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.request_id]
+        request = sequence.request
+        if request.is_internal:
+            self.pins.on_computed(request.request_id)
+        if request.session_tag is not None:
+            self.inventory.record_session(request.session_tag, sequence.block_hashes)
+        if request.group_tag is not None:
+            num_prompt_blocks = sequence.num_prompt_tokens // self.config.block_size
+            self.inventory.record_group(request.group_tag, sequence.block_hashes[:num_prompt_blocks])
+
+    def _fail(self, scheduled: list[ScheduledSequence], error: Exception) -> list[StepOutput | None]:
+        outputs = []
+        for item in scheduled:
+            item.sequence.finish_reason = FinishReason.ERROR
+            self._retire(item.sequence)
+            message = f"{type(error).__name__}: {error}"
+            outputs.append(output_of(item.sequence, FinishReason.ERROR, error=message))
+        return outputs
+
+    def _ended(self, sequence: Sequence) -> StepOutput | None:
+        """Report a sequence that the scheduler ended."""
+        self._take_leave(sequence)
+        return output_of(sequence, sequence.finish_reason)
+
+    def _take_note(self, stored: list[CachedBlock]) -> None:
+        """Tell the observer what the prefix cache lost and gained; in debug mode watch what it gained."""
+        if self._guard is not None:
+            for entry in stored:
+                self._guard.sealed(entry.block_id)
+        removed = self.blocks.eviction_log.take_unreported()
+        if self._observer is not None and (removed or stored):
+            self._observer.record(removed, stored)
+
+    def _remember_namespace(self, namespace: BlockHash) -> None:
+        self._namespaces[namespace] = None
+        self._namespaces.move_to_end(namespace)
+        if len(self._namespaces) > MAX_REMEMBERED_NAMESPACES:
+            self._namespaces.popitem(last=False)

@@ -1,0 +1,53 @@
+"""What one step brought one request, as the engine reports it. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine_adapter.engine.model.sampling import TokenLogprobs
+from engine_adapter.engine.scheduling.sequence import FinishReason, Sequence, Timings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What one step did for one request."""
+
+    request_id: str
+    new_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # with the first tokens, if asked for
+    finish_reason: FinishReason | None = None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int  # prompt tokens whose KV was reused at the first admission
+    num_loaded_tokens: dict[str, int] = field(default_factory=dict)  # of these, by tier below the device
+    num_preemptions: int
+    timings: Timings
+    error: str | None = None
+
+
+def output_of(
+    sequence: Sequence,
+    reason: FinishReason | None,
+    new_token_ids: list[int] | None = None,
+    logprobs: list[TokenLogprobs | None] | None = None,
+    error: str | None = None,
+) -> StepOutput | None:
+    """Report a sequence after a step; None for the engine's own, whose output nobody waits for."""
+    if sequence.request.is_internal:
+        return None
+    brings_first_token = bool(new_token_ids) and len(new_token_ids or ()) == sequence.num_output_tokens
+    return StepOutput(
+        request_id=sequence.request_id,
+        new_token_ids=new_token_ids or [],
+        logprobs=logprobs or [],
+        prompt_logprobs=sequence.sampling_state.prompt_logprobs if brings_first_token else [],
+        finish_reason=reason,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_output_tokens=sequence.num_output_tokens,
+        num_cached_tokens=sequence.num_cached_tokens or 0,
+        num_loaded_tokens=sequence.num_loaded_tokens,
+        num_preemptions=sequence.num_preemptions,
+        timings=sequence.timings,
+        error=error,
+    )

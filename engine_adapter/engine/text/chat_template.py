@@ -1,0 +1,141 @@
+"""Messages become the prompt text that the checkpoint was trained on.
+
+Decides how OpenAI's message shapes are reduced to what Hugging Face templates expect: list-form content is
+joined to a string, absent content is an empty one, tool-call arguments become objects, and `developer`
+becomes `system` where the template does not know it. Templates come with checkpoints and are code: they
+run in jinja's immutable sandbox, with the same extensions and globals as in transformers.
+Invariant: rendering is a pure function of its arguments unless the template itself asks for today's date.
+It does not know token ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine_adapter.engine.checkpoint.loader import ModelUnusable
+from engine_adapter.engine.text.tokenizer import TokenizerFiles
+
+Message = Mapping[str, object]
+
+# For checkpoints that bring none: the most widespread format, and the one of our default model.
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+class MessagesUnsuitable(ValueError):
+    """These messages cannot be rendered by this checkpoint's template; the message says why."""
+
+
+class ChatTemplate:
+    """One compiled template."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        self.source = files.chat_template or CHATML
+        self._special = {"bos_token": files.bos_token or "", "eos_token": files.eos_token or ""}
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().astimezone().strftime(pattern)
+        try:
+            self._template = environment.from_string(self.source)
+        except TemplateError as error:
+            raise ModelUnusable(f"the checkpoint's chat template does not compile: {error}") from error
+
+    @property
+    def knows_tools(self) -> bool:
+        """The template shows tool definitions to the model."""
+        return "tools" in self.source
+
+    @property
+    def has_thinking_switch(self) -> bool:
+        """The template can be told whether the model shall think, as Qwen3's can."""
+        return "enable_thinking" in self.source
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the prompt text, special tokens written out.
+
+        Raises:
+            MessagesUnsuitable: the template refuses these messages, or fails on them.
+        """
+        reduced = [self._reduce(message) for message in messages]
+        context = {**self._special, **(variables or {})}
+        context |= {"messages": reduced, "tools": list(tools) if tools else None}
+        context["add_generation_prompt"] = add_generation_prompt
+        try:
+            return self._template.render(context)
+        except SecurityError as error:
+            raise MessagesUnsuitable(f"the chat template tried something forbidden: {error}") from error
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            raise MessagesUnsuitable(f"the chat template refuses these messages: {error}") from error
+
+    def _reduce(self, message: Message) -> dict[str, object]:
+        reduced = {key: value for key, value in message.items() if value is not None}
+        if reduced.get("role") == "developer" and "developer" not in self.source:
+            reduced["role"] = "system"
+        reduced["content"] = _content_text(message.get("content"))
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            reduced["tool_calls"] = [_reduce_call(call) for call in calls]
+        return reduced
+
+
+def _content_text(content: object) -> str:
+    """Join the text parts; any other part needs a model that sees or hears."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise MessagesUnsuitable("message content must be a string or a list of parts")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
+        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
+            raise MessagesUnsuitable(
+                f"content part of type {kind!r} is not supported: this model reads text only"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _reduce_call(call: object) -> object:
+    """OpenAI sends arguments as JSON text; templates print them with `tojson` and expect the object."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments)
+        except ValueError:
+            function["arguments"] = {}
+    return {**call, "function": function}
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """As in transformers: no escaping for HTML, non-ASCII text as it is."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)

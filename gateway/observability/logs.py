@@ -1,0 +1,124 @@
+"""JSON log lines on standard error: events through `logging`, requests through a leaner writer.
+
+An event is a dict with a name (`backend_state`, `config_reloaded`); values are data, never formatted into
+the message, so a hostile request id cannot forge a line. The access line goes around `logging`, which costs
+7-14 µs a record (measured), a tenth of a whole request. Both end in the same `LineWriter`, in their order.
+Never logged: prompts, API keys, raw session ids.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gateway.observability.log_writer import STDERR
+
+LineSink = Callable[[bytes], object]
+"""Takes one encoded line with its end."""
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_logger = logging.getLogger("homing")
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object per record; foreign libraries' text becomes `message`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = _event_head(record.created, record.levelname.lower(), record.getMessage())
+        fields = getattr(record, "fields", None)
+        if fields:
+            line |= fields
+        if record.name != _logger.name:
+            line["logger"] = record.name
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return _encode(line).decode()
+
+
+class _LineHandler(logging.Handler):
+    """Hands each record on as one line."""
+
+    def __init__(self, write: LineSink) -> None:
+        super().__init__()
+        self._write = write
+        self.setFormatter(_JsonFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(self.format(record).encode() + b"\n")
+        except Exception:
+            self.handleError(record)
+
+
+def _event_head(wall_s: float, level: str, event: str) -> dict[str, Any]:
+    """What every event's line begins with."""
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(wall_s))
+    return {"time": f"{seconds}.{int(wall_s % 1 * 1000):03d}Z", "level": level, "event": event}
+
+
+def lost_line(num_lines: int) -> bytes:
+    """Tells that lines are missing here, for want of a reader."""
+    head = _event_head(time.time(), "warning", "log_lines_lost")
+    return _encode(head | {"num_lines": num_lines}) + b"\n"
+
+
+def configure_logging(level: str, write: LineSink) -> None:
+    """Send all logging of this process there, as JSON lines."""
+    handler = _LineHandler(write)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
+    """Log one state change with its data."""
+    if _logger.isEnabledFor(level):
+        _logger.log(level, event, extra={"fields": fields})
+
+
+class AccessLine(
+    msgspec.Struct, omit_defaults=True, kw_only=True, gc=False, tag_field="event", tag="request"
+):
+    """What one finished request leaves in the log. What is not known is left out."""
+
+    time: float  # wall seconds
+    request_id: str
+    api: str
+    status: int
+    duration_ms: float
+    attempts: int
+    key_source: str
+    tenant: str = "default"
+    model: str | None = None
+    session: str | None = None  # start of the session key, a hash
+    backend: str | None = None
+    affinity: str | None = None
+    reason: str | None = None
+    expected_cached_tokens: int | None = None
+    overhead_ms: float | None = None
+    ttft_ms: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    error: str | None = None
+    trace_id: str | None = None
+
+
+class AccessLog:
+    """One line per request."""
+
+    def __init__(self, write: LineSink | None = None) -> None:
+        """Straight to standard error when not told where: for a gateway inside another program."""
+        self._write = write or functools.partial(os.write, STDERR)
+
+    def write(self, line: AccessLine | dict[str, Any]) -> None:
+        try:
+            self._write(_encode(line) + b"\n")
+        except OSError:
+            return  # its reader is slow and non-blocking, or gone, or its disk full: no request fails

@@ -1,0 +1,174 @@
+"""All metrics of the gateway, in one class. `METRICS.md` lists them with their meaning.
+
+Prometheus conventions: base units, `_total` for counters, bounded labels only (backend names, enums, status
+codes; never a session, prompt, path or model that a client made up). What changes per request is counted
+as it happens, by whoever knows it, straight into the dicts here (see `series`); what is a state (in-flight,
+bindings, backend states) is read from its owner when a page is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from prometheus_client import ProcessCollector
+
+from gateway.observability.exposition import content_type_for, render
+from gateway.observability.series import Counter, Gauge, Histogram, Labels, Series
+from gateway.observability.worker_reports import Siblings
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0, 120.0)
+INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+QUEUE_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+OVERHEAD_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+DURATION_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0)
+
+StateSource = Callable[[], Iterable[Series[Any]]]
+
+_STATUS_LABELS = {status: str(status) for status in range(100, 600)}
+
+
+def status_label(status: int) -> str:
+    """A bounded label: a backend may answer any three digits."""
+    return _STATUS_LABELS.get(status, "other")
+
+
+class GatewayMetrics:
+    """Counters and histograms of the request path, and the page that Prometheus reads."""
+
+    def __init__(self, siblings: Siblings | None = None) -> None:
+        self._siblings = siblings
+        self.requests = Counter("homing_requests", "Client requests by API and status", "api", "status")
+        self.errors = Counter("homing_errors", "Requests that ended in an error", "source", "code")
+        self.affinity = Counter(
+            "homing_affinity", "What became of a request's affinity", "affinity", "key_source"
+        )
+        self.moves = Counter("homing_session_moves", "Sessions that changed their home", "reason")
+        self.retries = Counter("homing_retries", "Attempts moved to another backend", "code")
+        self.upstream_errors = Counter(
+            "homing_upstream_errors", "Failed attempts by backend", "backend", "code"
+        )
+        self.client_gone = Counter("homing_client_disconnects", "Requests whose client left early", "api")
+        self._add_token_counters()
+        self._add_histograms()
+        self._counted = [one for one in vars(self).values() if isinstance(one, Series)]
+        self._states: list[StateSource] = [_process_metrics]
+        self._backend_ids: Collection[str] = ()
+
+    def _add_token_counters(self) -> None:
+        self.prompt_tokens = Counter("homing_prompt_tokens", "Prompt tokens that engines reported", "backend")
+        self.cached_tokens = Counter(
+            "homing_cached_tokens", "Prompt tokens that engines found in their cache", "backend"
+        )
+        self.expected_tokens = Counter(
+            "homing_expected_cached_tokens", "Prompt tokens that routing expected to be cached", "backend"
+        )
+        self.recomputed_tokens = Counter(
+            "homing_recomputed_tokens",
+            "Prompt tokens known to have been cached somewhere that were computed again",
+            "backend",
+            "cause",
+        )
+        self.completion_tokens = Counter(
+            "homing_completion_tokens", "Tokens generated, as engines report", "backend"
+        )
+        self.turn_prompt_tokens = Counter(
+            "homing_turn_prompt_tokens", "Prompt tokens that engines reported, by turn of the session", "turn"
+        )
+        self.turn_cached_tokens = Counter(
+            "homing_turn_cached_tokens", "Prompt tokens found in a cache, by turn of the session", "turn"
+        )
+        self.usage_unknown = Counter(
+            "homing_usage_unknown", "Answers without usage or without cached tokens", "what"
+        )
+
+    def _add_histograms(self) -> None:
+        self.time_to_first_token = Histogram(
+            "homing_time_to_first_token_seconds",
+            "From request received to first token, by turn of the session",
+            "turn",
+            bounds=TTFT_BUCKETS_S,
+        )
+        self.inter_token = Histogram(
+            "homing_inter_token_seconds",
+            "Mean time between the tokens of one streamed answer",
+            bounds=INTER_TOKEN_BUCKETS_S,
+        )
+        self.queue_wait = Histogram(
+            "homing_queue_wait_seconds",
+            "How long a request waited for a place, whether it got one or not",
+            bounds=QUEUE_BUCKETS_S,
+        )
+        self.duration = Histogram(
+            "homing_request_duration_seconds", "Whole request", "api", bounds=DURATION_BUCKETS_S
+        )
+        self.overhead = Histogram(
+            "homing_gateway_overhead_seconds",
+            "From request received to first byte sent upstream, waits for a place left out",
+            bounds=OVERHEAD_BUCKETS_S,
+        )
+
+    def value(self, metric: Counter, labels: Labels = ()) -> float:
+        """What one counter says now, over all processes; 0 for a series that was never counted."""
+        return metric[labels] + self.elsewhere(metric.name, labels)
+
+    def elsewhere(self, name: str, labels: Labels = ()) -> float:
+        """The sum of one series over the other processes of this machine."""
+        if self._siblings is None:
+            return 0.0
+        return float(sum(cells.get(labels, 0.0) for cells in self._siblings.elsewhere(name)))
+
+    def totals(self, metric: Counter, position: int = 0) -> dict[str, float]:
+        """Sums of a counter by the value of one label, over all processes."""
+        others = [] if self._siblings is None else self._siblings.elsewhere(metric.name)
+        return metric.merged(others).by_label(position)
+
+    def add_state(self, source: StateSource) -> None:
+        """Read these series from their owner for each page."""
+        self._states.append(source)
+
+    def keep_backends(self, backend_ids: Collection[str]) -> None:
+        """Forget the numbers of backends that have left: fleets that scale make up names for ever."""
+        if backend_ids != self._backend_ids:
+            self._backend_ids = set(backend_ids)
+            for family in self._counted:
+                family.keep_backends(self._backend_ids)
+
+    def own_families(self) -> list[Series[Any]]:
+        """All metrics of this process as they are now. O(series); asks no network."""
+        return [*self._counted, *(family for source in self._states for family in source())]
+
+    def families(self) -> list[Series[Any]]:
+        """All metrics of this machine."""
+        own = self.own_families()
+        if self._siblings is None:
+            return own
+        whole = self._siblings.add_up(own)
+        for family in whole:
+            family.keep_backends(self._backend_ids)
+        return whole
+
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """The page in the format that the scraper accepts, and its content type."""
+        content_type = content_type_for(accept)
+        return render(self.families(), content_type), content_type
+
+
+_PROCESS = ProcessCollector(registry=None)  # to make one reads when the machine was started
+
+
+def _process_metrics() -> Iterable[Series[Any]]:
+    """The `process_…` metrics that every exporter has: memory, CPU, descriptors."""
+    for one in _PROCESS.collect():
+        is_counter = one.type == "counter"
+        family = (
+            Counter(one.name, one.documentation)
+            if is_counter
+            else Gauge(
+                one.name,
+                one.documentation,
+                is_summed=not one.name.endswith(("max_fds", "start_time_seconds")),
+            )
+        )
+        family[()] = one.samples[0].value
+        yield family

@@ -1,0 +1,152 @@
+"""One gateway process from its first signal handler to its exit: what each signal means, and whom it tells.
+
+    SIGTERM, SIGINT   leave: not ready, finish what runs, at the drain deadline end it in band
+    the second one    at once
+    SIGHUP            read the configuration and the certificates again
+
+Knows nothing of requests: it starts, reloads and stops a `Gateway`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from gateway.config.config import Config
+from gateway.config.file_watch import FileWatch
+from gateway.observability.log_writer import LineWriter
+from gateway.observability.logs import log_event
+from gateway.observability.worker_reports import Siblings
+from gateway.process.gateway import Gateway
+from gateway.process.malloc import return_large_blocks
+from gateway.process.systemd import notify_ready, notify_reloading, notify_stopping
+
+GARBAGE_LIMIT = 20_000
+"""New objects, less those that are gone, after which the collector looks for cycles.
+
+A request leaves none, so what the collector walks are the objects of open streams, some 50 each: with the
+usual limit of 700 it walked those of 1,500 streams again and again, 30 to 50 ms each time, in which no byte
+moved. Cycles of this many objects hold a few MB.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a process is started with, beside its configuration."""
+
+    load: Callable[[], Config]
+    """Reads the configuration again, as it was read at start. Raises ConfigError."""
+    config_path: Path | None = None
+    record_path: Path | None = None
+    sockets: Mapping[str, socket.socket] = field(default_factory=dict)
+    siblings: Siblings | None = None
+    """The other processes of `workers: N`."""
+    lines: LineWriter | None = None
+    """Takes the access lines."""
+
+
+def serve(config: Config, launch: Launch) -> int:
+    """Run one gateway until SIGTERM or SIGINT. A second signal ends it at once. Raises OSError."""
+    return_large_blocks()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Process(config, launch).run())
+
+
+class _Process:
+    """The gateway with its signals and its watch."""
+
+    def __init__(self, config: Config, launch: Launch) -> None:
+        self._launch = launch
+        self._gateway = Gateway(
+            config,
+            load=launch.load,
+            record_path=launch.record_path,
+            sockets=launch.sockets,
+            siblings=launch.siblings,
+            lines=launch.lines,
+        )
+        self._config_watch = FileWatch(self._config_files, self._reload, interval_s=self._interval_s)
+        self._certificate_watch = FileWatch(
+            self._certificate_files, self._gateway.reloader.renew_certificates, interval_s=self._interval_s
+        )
+        self._reloads: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        gateway = self._gateway
+        await gateway.start()
+        gc.collect()
+        gc.freeze()  # what start-up made lives for ever: the collector need not look at it again
+        gc.set_threshold(GARBAGE_LIMIT)
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        self._handle_signals(stop, hurry)
+        for watch in (self._config_watch, self._certificate_watch):
+            watch.start()
+        notify_ready(os.environ)
+        await stop.wait()
+        log_event("gateway_leaving", in_flight=gateway.proxy.num_in_flight)
+        for watch in (self._config_watch, self._certificate_watch):
+            await watch.close()
+        await asyncio.gather(*self._reloads, return_exceptions=True)
+        notify_stopping(os.environ)
+        await self._leave(hurry)
+        log_event("gateway_stopped")
+        return 0
+
+    def _handle_signals(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+
+        def on_stop_signal() -> None:
+            (hurry if stop.is_set() else stop).set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_stop_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+    async def _leave(self, hurry: asyncio.Event) -> None:
+        """Stop in order; in haste when a second signal comes."""
+        leaving = asyncio.ensure_future(self._gateway.stop())
+        hurried = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait({leaving, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        if not leaving.done():
+            leaving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await leaving
+            await self._gateway.stop(drain_timeout_s=0)
+        hurried.cancel()
+
+    # -- reload
+
+    def _on_reload_signal(self) -> None:
+        task = asyncio.ensure_future(self._reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self) -> None:
+        notify_reloading(os.environ)
+        try:
+            await self._gateway.reloader.reload()
+        finally:
+            notify_ready(os.environ)  # whatever it met: the manager would wait for ever
+
+    def _config_files(self) -> Iterable[Path]:
+        path = self._launch.config_path
+        return (path,) if path is not None and self._gateway.config.reload.watch else ()
+
+    def _certificate_files(self) -> Iterable[Path]:
+        config = self._gateway.config
+        return [
+            path for tls in (config.listen.tls, config.admin.tls) if tls is not None for path in tls.files
+        ]
+
+    def _interval_s(self) -> float:
+        return self._gateway.config.reload.interval_s

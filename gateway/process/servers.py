@@ -1,0 +1,147 @@
+"""The two listeners of one gateway, for clients and for operators: where they listen, with which
+certificates, and the order in which they close.
+
+The admin listener stays open until the last answer to a client has ended, so that operators can watch the
+leaving. A socket that was handed over takes the place of the configured address. Knows no request.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from gateway.config.config import Config, ConfigError
+from gateway.downstream.server import ClientServer
+from gateway.downstream.tls import ListenerTls, make_server_context
+from gateway.process.listeners import Listener, explained, open_tcp_sockets, open_unix_socket
+
+CLEANUP_TIMEOUT_S = 1.0
+"""How long connections may take to close when every request has ended."""
+MAX_ADMIN_LINE_BYTES = 64 * 1024
+"""Of a request line of the admin API: a query may name a session by a long id, escaped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contexts:
+    """What TLS each listener speaks; None is plain HTTP."""
+
+    data: ssl.SSLContext | None
+    admin: ssl.SSLContext | None
+
+
+def read_contexts(config: Config) -> Contexts:
+    """Read the certificate files. Raises ConfigError with the path of the option."""
+    return Contexts(
+        data=_context_of("listen.tls", config.listen.tls), admin=_context_of("admin.tls", config.admin.tls)
+    )
+
+
+def _context_of(path: str, settings: ListenerTls | None) -> ssl.SSLContext | None:
+    if settings is None:
+        return None
+    try:
+        return make_server_context(settings)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Serving:
+    """Opens, re-keys and closes the listeners."""
+
+    def __init__(self, sockets: Mapping[str, socket.socket]) -> None:
+        """`sockets`: those that were handed over, under `data` and `admin`."""
+        self._handed_over = dict(sockets)
+        self._runners: list[web.BaseRunner] = []
+        self._server: ClientServer | None = None
+        self._data: Listener | None = None
+        self._admin: Listener | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients can connect, or could."""
+        return self._data is not None
+
+    async def open_data(self, server: ClientServer, config: Config, contexts: Contexts) -> int:
+        """Listen for clients; return the port, 0 on a Unix socket. Raises CannotListen."""
+        self._server = server
+        place, own_path = config.listen, None
+        if "data" in self._handed_over:
+            sockets = [self._handed_over.pop("data")]
+        elif place.unix_path is not None:
+            own_path = Path(place.unix_path)
+            with explained("listen.unix_path", place.unix_path):
+                sockets = [open_unix_socket(own_path)]
+        else:
+            with explained("listen", _place(place.host, place.port)):
+                sockets = await open_tcp_sockets(place.host, place.port, reuse_port=config.workers > 1)
+        runner = web.ServerRunner(server, shutdown_timeout=CLEANUP_TIMEOUT_S)
+        self._data = await self._serve(runner, sockets, contexts.data, own_path)
+        return self._data.port
+
+    async def open_admin(self, application: web.Application, config: Config, contexts: Contexts) -> int:
+        """Listen for operators; return the port. Raises CannotListen."""
+        place = config.admin
+        if "admin" in self._handed_over:
+            sockets = [self._handed_over.pop("admin")]
+        else:
+            with explained("admin", _place(place.host, place.port)):
+                sockets = await open_tcp_sockets(place.host, place.port, reuse_port=False)
+        runner = web.AppRunner(
+            application,
+            access_log=None,
+            max_line_size=MAX_ADMIN_LINE_BYTES,
+            shutdown_timeout=CLEANUP_TIMEOUT_S,
+        )
+        self._admin = await self._serve(runner, sockets, contexts.admin)
+        return self._admin.port
+
+    async def _serve(
+        self,
+        runner: web.BaseRunner,
+        sockets: list[socket.socket],
+        tls: ssl.SSLContext | None,
+        own_path: Path | None = None,
+    ) -> Listener:
+        await runner.setup()
+        self._runners.append(runner)
+        assert runner.server is not None
+        listener = Listener(runner.server, sockets, own_path=own_path)
+        await listener.serve(tls)
+        return listener
+
+    async def use(self, contexts: Contexts) -> None:
+        """Show these certificates to new connections. Raises OSError."""
+        if self._data is not None:
+            await self._data.serve(contexts.data)
+        if self._admin is not None:
+            await self._admin.serve(contexts.admin)
+
+    def leave(self) -> None:
+        """Have each answer end its connection from now on."""
+        if self._server is not None:
+            self._server.leave()
+
+    async def stop_accepting_clients(self) -> None:
+        """Idempotent."""
+        if self._data is not None:
+            await self._data.stop_accepting()
+
+    async def close(self) -> None:
+        """Close everything. Idempotent."""
+        for listener in (self._data, self._admin):
+            if listener is not None:
+                await listener.stop_accepting()
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
+        for sock in self._handed_over.values():  # never used
+            sock.close()

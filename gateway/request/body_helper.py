@@ -1,0 +1,153 @@
+"""Where a request is parsed: here, or, when its body is large, in a helper process, so that no stream waits.
+
+To parse a body of 20 MB takes 60 to 390 ms. In a thread it would still stop everything for 25 to 125 ms,
+because msgspec and re hold the interpreter's lock through each call; to hand the bytes to another process
+takes 6 to 35 ms at best, up to 120 on a busy machine (measured with the bodies of
+`tests/bench/bench_large_bodies.py`). That process starts with the first large body and ends with us.
+
+Invariant: a body gives the same facts in either place; the parser is pure, and both have the same options and
+secret. A helper that dies costs the requests that wait for it a 503, never the gateway its life: what made
+the helper run out of memory must not be tried here. Where no process can be started, bodies are parsed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Final
+
+from gateway.errors import Overloaded
+from gateway.observability.logs import log_event
+from gateway.values import Api, RequestFacts
+from gateway.wire.encodings import MAX_RATIO
+from gateway.wire.facts import FactsParser, ParseOptions, is_read_whole
+from gateway.wire.settings import KeySettings
+
+START_TIMEOUT_S: Final = 30.0
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParserPlan:
+    """What a parser is made from, here and in the helper."""
+
+    settings: KeySettings
+    secret: bytes
+    max_decoded_bytes: int
+
+
+class FactsReader:
+    """Reads requests under one configuration. `parser` is for who has no large bodies."""
+
+    def __init__(self, plan: ParserPlan, helper: BodyHelper, *, inline_bytes: int) -> None:
+        """Bodies of up to `inline_bytes` are parsed here."""
+        self.parser = _make_parser(plan)
+        self._plan = plan
+        self._helper = helper
+        self._inline_bytes = inline_bytes
+
+    async def read(
+        self, api: Api, raw_headers: RawHeaders, body: bytes, options: ParseOptions
+    ) -> RequestFacts:
+        """What `FactsParser.parse` returns or raises; Overloaded when the helper has died.
+
+        A compressed body counts as large when what may come out of it is.
+        """
+        encoding = options["content_encoding"]
+        grown_bytes = len(body) if encoding is None else len(body) * MAX_RATIO
+        if grown_bytes > self._inline_bytes and is_read_whole(api, body, encoding):
+            executor = await self._helper.executor()
+            if executor is not None:
+                job = partial(_parse, self._plan, api, tuple(raw_headers), body, options)
+                return await self._helper.run(executor, job)
+        return self.parser.parse(api, raw_headers, body, **options)
+
+
+class BodyHelper:
+    """The helper process of one gateway."""
+
+    def __init__(self) -> None:
+        """Starts nothing."""
+        self._executor: ProcessPoolExecutor | None = None
+        self._starting = asyncio.Lock()
+        self._is_impossible = False
+
+    async def executor(self) -> ProcessPoolExecutor | None:
+        """The running process, started where needed. None: this machine lets us start none."""
+        async with self._starting:
+            if self._executor is None and not self._is_impossible:
+                try:
+                    self._executor = await asyncio.to_thread(_start)
+                except (OSError, ImportError, TimeoutError, BrokenProcessPool) as error:
+                    log_event("body_helper_impossible", error=str(error))
+                    self._is_impossible = True
+            return self._executor
+
+    async def run(self, executor: ProcessPoolExecutor, job: Callable[[], RequestFacts]) -> RequestFacts:
+        """Run `job` there. Raises what it raises; Overloaded when the process has died meanwhile."""
+        try:
+            facts = asyncio.get_running_loop().run_in_executor(executor, job)
+            executor.submit(os.getpid)  # its queue keeps the last thing sent: let that not be the body
+            return await facts
+        except BrokenProcessPool as error:
+            if self._executor is executor:
+                self._executor = None  # the next body starts a new one
+                log_event("body_helper_died")
+            raise Overloaded("the process that reads large bodies has died; it starts anew") from error
+
+    async def close(self) -> None:
+        """End the process; waits for the body that it is at."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            await asyncio.to_thread(executor.shutdown, cancel_futures=True)
+
+
+def _start() -> ProcessPoolExecutor:
+    """Start the process and wait until it is ready. Blocks."""
+    context = multiprocessing.get_context("spawn")  # a fork would inherit sockets, threads and the event loop
+    executor = ProcessPoolExecutor(1, mp_context=context, initializer=_prepare)
+    try:
+        executor.submit(os.getpid).result(START_TIMEOUT_S)
+    except BaseException:
+        executor.shutdown(wait=False)
+        raise
+    return executor
+
+
+# -- in the helper
+
+
+def _prepare() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may go to the whole group; the gateway ends us
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A gateway that is killed cannot tell us."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(0)
+
+
+def _parse(
+    plan: ParserPlan, api: Api, raw_headers: RawHeaders, body: bytes, options: ParseOptions
+) -> RequestFacts:
+    return _kept_parser(plan).parse(api, raw_headers, body, **options)
+
+
+def _make_parser(plan: ParserPlan) -> FactsParser:
+    return FactsParser(plan.settings, plan.secret, max_decoded_bytes=plan.max_decoded_bytes)
+
+
+_kept_parser = lru_cache(maxsize=2)(_make_parser)  # two: while a new configuration takes over

@@ -1,0 +1,41 @@
+"""What a proxy is made of, under one configuration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.config.config import Config
+from gateway.fleet.pools import UpstreamPools
+from gateway.fleet.registry import Fleet
+from gateway.limits.admission import Admission
+from gateway.observability.metrics import GatewayMetrics
+from gateway.request.handover import Handover
+from gateway.request.in_flight import RunningRequests
+from gateway.request.intake import Intake
+from gateway.request.recorder import Recorder
+from gateway.request.tracing import Tracing
+from gateway.routing.failover import RetryBudget
+from gateway.routing.router import Router
+from gateway.sessions.store import SessionStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyParts:
+    """Built in `app`; shared by the proxy and its helpers."""
+
+    config: Config
+    intake: Intake
+    sessions: SessionStore
+    router: Router
+    fleet: Fleet
+    pools: UpstreamPools
+    metrics: GatewayMetrics
+    recorder: Recorder
+    handover: Handover
+    admission: Admission
+    running: RunningRequests
+    retries: RetryBudget
+    tracing: Tracing | None = None
+    clock: Callable[[], float] = time.monotonic

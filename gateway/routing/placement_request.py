@@ -1,0 +1,125 @@
+"""What a policy is asked, and the state it may look at. Values only; no decision lives here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.routing.calibration import CostBook
+from gateway.routing.candidates import Roster
+from gateway.routing.load import LoadTable
+from gateway.routing.reservation import Reservation
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.shadow import Chain, ContentIndex
+from gateway.routing.traffic import Traffic
+from gateway.values import Candidate, RequestFacts
+
+
+class Question:
+    """One placement to decide. Not a dataclass: it is built on every request."""
+
+    __slots__ = (
+        "chain",
+        "context_bytes",
+        "facts",
+        "home",
+        "is_moved",
+        "now_s",
+        "prompt_tokens",
+        "shares",
+        "slots",
+        "tokens_per_byte",
+    )
+
+    def __init__(
+        self,
+        facts: RequestFacts,
+        chain: Chain,
+        prompt_tokens: float,
+        tokens_per_byte: float,
+        home: int | None,
+        slots: tuple[int, ...],
+        shares: dict[int, float] | None,
+        now_s: float,
+    ) -> None:
+        self.facts = facts
+        self.chain = chain
+        self.prompt_tokens = prompt_tokens
+        self.tokens_per_byte = tokens_per_byte
+        self.home = home  # slot where the session may stay, or None
+        # where it may go, never empty; holds the home if that takes new sessions, or if nobody else does
+        self.slots = slots if slots or home is None else (home,)
+        self.shares = shares  # effective weights, None: all 1
+        self.now_s = now_s
+        # what the binding says that the home holds, where other replicas route turns that we never see
+        self.context_bytes = 0.0
+        self.is_moved = False  # a session that has lost its home
+
+
+class Surroundings:
+    """The router's state as policies see it: they read it, the router changes it."""
+
+    __slots__ = ("content", "costs", "load", "roster", "settings", "traffic")
+
+    def __init__(
+        self,
+        settings: RoutingSettings,
+        roster: Roster,
+        load: LoadTable,
+        costs: CostBook,
+        traffic: Traffic,
+        content: ContentIndex,
+    ) -> None:
+        self.settings = settings
+        self.roster = roster
+        self.load = load
+        self.costs = costs
+        self.traffic = traffic
+        self.content = content
+
+
+class Policy(Protocol):
+    """Ranks backends for a request.
+
+    `rank` changes nothing and depends on nothing but its argument, the surroundings and what the
+    `on_` events told; it returns at least one candidate, best first, all from the question's slots
+    or its home. The router calls the events: once each per reservation, in this order; `on_forget`
+    when a backend's cache is lost or the backend has left, its reservations with it.
+    """
+
+    name: str
+
+    def rank(self, question: Question) -> Sequence[Candidate]: ...
+
+    def on_reserve(self, reservation: Reservation) -> None: ...
+
+    def on_first_token(self, reservation: Reservation) -> None: ...
+
+    def on_release(self, reservation: Reservation) -> None: ...
+
+    def on_forget(self, slot: int, *, has_left: bool) -> None: ...
+
+
+class EventlessPolicy:
+    """For policies that keep no state of their own: all events are ignored."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._around = surroundings
+
+    def on_reserve(self, reservation: Reservation) -> None:
+        """Ignored."""
+
+    def on_first_token(self, reservation: Reservation) -> None:
+        """Ignored."""
+
+    def on_release(self, reservation: Reservation) -> None:
+        """Ignored."""
+
+    def on_forget(self, slot: int, *, has_left: bool) -> None:
+        """Ignored."""
+
+    def _order(self, prices: dict[int, float], reason: str) -> list[Candidate]:
+        """Return the slots as candidates, least price first; equal ones by whose turn it is."""
+        backend_id, turn = self._around.roster.backend_id, self._around.load.turn
+        ordered = sorted(prices, key=lambda slot: (prices[slot], turn[slot], slot))
+        return [Candidate(backend_id=backend_id(s), price=prices[s], reason=reason) for s in ordered]
