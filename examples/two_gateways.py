@@ -85,7 +85,7 @@ def play(urls: list[str]) -> None:
     headers = {"x-session-id": f"shared-{uuid.uuid4()}"}
     messages = [{"role": "system", "content": "You are the clerk of a harbour. " * 12}]
     for number in range(NUM_TURNS):
-        messages.append({"role": "user", "content": f"Question {number + 1}: may I come in?"})
+        messages.append({"role": "user", "content": f"PlacementRequest {number + 1}: may I come in?"})
         body = {"model": model, "messages": messages, "max_tokens": 8}
         answer = httpx.post(f"{urls[number % 2]}/v1/chat/completions", json=body, headers=headers, timeout=60)
         answer.raise_for_status()

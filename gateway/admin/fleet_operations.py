@@ -85,7 +85,7 @@ class FleetOperations:
         is_known = backend_id in self._parts.fleet.view.backends
         api_key = self._parts.environ.get(body.api_key_env) if body.api_key_env else None
         self._parts.fleet.add(backend_of(body), api_key=api_key)
-        await self._parts.operator.welcome(backend_id)
+        await self._parts.operator.clear_order(backend_id)
         return Reply(value=await self.show_backend(name=backend_id), status=200 if is_known else 201)
 
     async def patch_backend(

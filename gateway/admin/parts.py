@@ -12,7 +12,7 @@ from gateway.fleet.operator import Operator
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics
-from gateway.replicas.presence import ReplicaBoard
+from gateway.replicas.presence import SharedPresence
 from gateway.request.handover import Handover
 from gateway.request.journal import Journal
 from gateway.routing.router import Router
@@ -34,7 +34,7 @@ class AdminParts:
     metrics: GatewayMetrics
     handover: Handover
     pools: UpstreamPools
-    replica_board: ReplicaBoard
+    presence: SharedPresence
     journal: Journal | None
     tenant_named: Callable[[str], Tenant | None]
     num_in_flight: Callable[[], int]

@@ -88,7 +88,7 @@ class ProcessOperations:
 
     async def list_replicas(self) -> ReplicaList:
         ours = describe_replica(self._parts)
-        told = await self._parts.replica_board.publish(ours.encoded())
+        told = await self._parts.presence.publish(ours.encoded())
         others: list[Replica] = []
         for report in told:
             try:

@@ -18,9 +18,9 @@ import yaml
 
 from gateway.commands.exits import UsageError
 from gateway.config.config import Config, ConfigError, load_config, parse_config
-from gateway.observability.log_writer import LineWriter
+from gateway.observability.log_writer import LogWriter
 from gateway.observability.logs import configure_logging, log_event, lost_line
-from gateway.observability.worker_reports import Siblings
+from gateway.observability.worker_reports import WorkerReports
 from gateway.process.lifecycle import Launch, serve
 from gateway.process.listeners import CannotListen
 from gateway.process.systemd import inherited_sockets
@@ -73,14 +73,14 @@ def run(options: argparse.Namespace) -> int:
         die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until somebody can handle it
     raise_descriptor_limit()
-    with LineWriter(tell_lost=lost_line) as lines:
+    with LogWriter(tell_lost=lost_line) as lines:
         configure_logging(config.log.level, lines.put)
         if options.worker is None and not config.backends and not config.fleet.discovery.has_sources:
             log_event("no_backends", level=logging.WARNING, advice=_NO_BACKENDS)
         return _run(config, options, lines)
 
 
-def _run(config: Config, options: argparse.Namespace, lines: LineWriter) -> int:
+def _run(config: Config, options: argparse.Namespace, lines: LogWriter) -> int:
     try:
         if config.workers > 1 and options.worker is None:
             return asyncio.run(run_workers(config.workers))
@@ -89,7 +89,7 @@ def _run(config: Config, options: argparse.Namespace, lines: LineWriter) -> int:
         raise UsageError(str(error)) from error
 
 
-def _serve(config: Config, options: argparse.Namespace, lines: LineWriter) -> int:
+def _serve(config: Config, options: argparse.Namespace, lines: LogWriter) -> int:
     worker: int = options.worker or 0
     sockets = inherited_sockets(os.environ, is_worker=options.worker is not None)
     if worker and "admin" in sockets:  # the first process has it; the others listen on ports of their own
@@ -99,7 +99,9 @@ def _serve(config: Config, options: argparse.Namespace, lines: LineWriter) -> in
         config_path=options.config,
         record_path=options.record,
         sockets=sockets,
-        siblings=None if options.shared_folder is None else Siblings(options.shared_folder, worker),
+        worker_reports=(
+            None if options.shared_folder is None else WorkerReports(options.shared_folder, worker)
+        ),
         lines=lines,
     )
     return serve(for_worker(config, worker), launch)

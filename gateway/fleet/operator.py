@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from gateway.fleet.registry import Fleet
-from gateway.replicas.orders import Order, OrderBoard
+from gateway.replicas.orders import Order, SharedOrders
 from gateway.values import BackendId, BackendState
 
 
@@ -23,7 +23,7 @@ class Operator:
     def __init__(
         self,
         fleet: Fleet,
-        board: OrderBoard,
+        board: SharedOrders,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -69,7 +69,7 @@ class Operator:
         self._fleet.remove(backend_id)
         await self._tell(backend_id, Order(wants="removed"))
 
-    async def welcome(self, backend_id: BackendId) -> None:
+    async def clear_order(self, backend_id: BackendId) -> None:
         """A backend was added: what was ordered for an earlier one of its name is void."""
         await self._tell(backend_id, None)
 

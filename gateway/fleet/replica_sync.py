@@ -10,27 +10,27 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gateway.fleet.operator import Operator
-from gateway.replicas.loads import LoadBoard
+from gateway.replicas.loads import SharedLoads
 from gateway.routing.router import Router
 
 INTERVAL_S = 1.0
 ROUNDS_PER_REPORT = 3
 
 
-class ReplicaLink:
+class ReplicaSync:
     """Owns the one background task."""
 
     def __init__(
         self,
         router: Router,
-        load_board: LoadBoard,
+        loads: SharedLoads,
         operator: Operator,
         *,
         clock: Callable[[], float],
         tell: Callable[[], Awaitable[object]],
     ) -> None:
         """`tell` writes what operators of other replicas may see of this one."""
-        self._router, self._load_board, self._operator = router, load_board, operator
+        self._router, self._load_board, self._operator = router, loads, operator
         self._clock, self._tell = clock, tell
         self._task: asyncio.Task[None] | None = None
 

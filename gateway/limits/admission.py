@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.limits.cooldowns import Cooldowns
 from gateway.limits.gate import Gate, QueueRoom
-from gateway.limits.rests import Rests
 from gateway.limits.settings import LimitSettings
 from gateway.values import BackendId, Decision, FleetView
 
@@ -22,7 +22,7 @@ _NOBODY: frozenset[BackendId] = frozenset()
 
 
 @dataclass(slots=True)
-class Standing:
+class QueueTicket:
     """Of one request, in every line that it has to join."""
 
     rank: float  # smaller is earlier
@@ -37,7 +37,7 @@ class Admission:
         self._settings, self._clock = settings, clock
         self._max_arrived = settings.max_in_flight + settings.queue_size
         self.room = QueueRoom(settings.queue_size)
-        self.rests = Rests(settings.max_retry_after_s)
+        self.cooldowns = Cooldowns(settings.max_retry_after_s)
         self._gate = Gate(settings.max_in_flight, self.room)
         self.try_enter, self.leave = self._gate.try_enter, self._gate.leave
         self.has_backend_gates = settings.max_in_flight_per_backend is not None
@@ -48,7 +48,7 @@ class Admission:
         self._settings = settings
         self._max_arrived = settings.max_in_flight + settings.queue_size
         self.room.size = settings.queue_size
-        self.rests.max_rest_s = settings.max_retry_after_s
+        self.cooldowns.max_cooldown_s = settings.max_retry_after_s
         self.has_backend_gates = settings.max_in_flight_per_backend is not None
         self._gate.resize(settings.max_in_flight)
         for gate in self._backend_gates.values():
@@ -67,13 +67,13 @@ class Admission:
                 "in_flight", f"this gateway has {num_arrived - 1} requests under way, its limit"
             )
 
-    def standing(self, *, is_follow_up: bool, priority: int = 0) -> Standing:
+    def standing(self, *, is_follow_up: bool, priority: int = 0) -> QueueTicket:
         """Return the standing of a request that begins to wait now."""
         now_s = self._clock()
         lead_s = self._settings.queue_priority_step_s * (is_follow_up + priority)
-        return Standing(now_s - lead_s, now_s + self._settings.queue_timeout_s)
+        return QueueTicket(now_s - lead_s, now_s + self._settings.queue_timeout_s)
 
-    async def wait(self, standing: Standing, gate: Gate | None = None) -> None:
+    async def wait(self, standing: QueueTicket, gate: Gate | None = None) -> None:
         """Return with a place, of this process or of the given gate. Raises Overloaded. Safe to cancel."""
         since_s = self._clock()
         try:
@@ -85,13 +85,13 @@ class Admission:
 
     def avoided(self, now_s: float) -> frozenset[BackendId]:
         """Return the backends that should get nothing new while another can take it."""
-        resting = self.rests.resting(now_s)
-        if not self._backend_gates and not resting:
+        cooling = self.cooldowns.cooling(now_s)
+        if not self._backend_gates and not cooling:
             return _NOBODY
         full = [backend_id for backend_id, gate in self._backend_gates.items() if gate.is_full]
-        return frozenset(full + resting)
+        return frozenset(full + cooling)
 
-    async def choose(self, decide: Callable[[], Decision], standing: Standing) -> Decision:
+    async def choose(self, decide: Callable[[], Decision], standing: QueueTicket) -> Decision:
         """Return a decision with a place on its backend, to be given back by `leave_backend`.
 
         Waits where the chosen backend is full, then decides again: the fleet may have changed, and nothing

@@ -21,7 +21,7 @@ from gateway.limits.allowance import Allowance, TenantUse, limit_headers, refusa
 from gateway.limits.settings import TenantLimits
 
 
-class SharedLedger(Protocol):
+class SharedTenantUse(Protocol):
     """What all replicas know of tenants' use. Never raises for trouble with the store; safe to cancel."""
 
     async def draw(
@@ -58,7 +58,7 @@ class TenantLimiter:
         *,
         max_tenants: int,
         clock: Callable[[], float],
-        shared: SharedLedger | None = None,
+        shared: SharedTenantUse | None = None,
     ) -> None:
         self._max_tenants, self._clock, self._shared = max_tenants, clock, shared
         self._uses: OrderedDict[str, TenantUse] = OrderedDict()

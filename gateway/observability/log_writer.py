@@ -32,7 +32,7 @@ FLUSH_TIMEOUT_S = 2.0
 WHOLE_BYTES = select.PIPE_BUF  # what POSIX promises to write to a pipe in one piece
 
 
-class LineWriter:
+class LogWriter:
     """Owns one thread, from entering it as a context until leaving it."""
 
     def __init__(

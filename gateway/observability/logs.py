@@ -2,7 +2,7 @@
 
 An event is a dict with a name (`backend_state`, `config_reloaded`); values are data, never formatted into
 the message, so a hostile request id cannot forge a line. The access line goes around `logging`, which costs
-7-14 µs a record (measured), a tenth of a whole request. Both end in the same `LineWriter`, in their order.
+7-14 µs a record (measured), a tenth of a whole request. Both end in the same `LogWriter`, in their order.
 Never logged: prompts, API keys, raw session ids.
 """
 

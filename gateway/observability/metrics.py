@@ -15,7 +15,7 @@ from prometheus_client import ProcessCollector
 
 from gateway.observability.exposition import content_type_for, render
 from gateway.observability.series import Counter, Gauge, Histogram, Labels, Series
-from gateway.observability.worker_reports import Siblings
+from gateway.observability.worker_reports import WorkerReports
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0, 120.0)
 INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
@@ -36,8 +36,8 @@ def status_label(status: int) -> str:
 class GatewayMetrics:
     """Counters and histograms of the request path, and the page that Prometheus reads."""
 
-    def __init__(self, siblings: Siblings | None = None) -> None:
-        self._siblings = siblings
+    def __init__(self, worker_reports: WorkerReports | None = None) -> None:
+        self._worker_reports = worker_reports
         self.requests = Counter("homing_requests", "Client requests by API and status", "api", "status")
         self.errors = Counter("homing_errors", "Requests that ended in an error", "source", "code")
         self.affinity = Counter(
@@ -114,13 +114,13 @@ class GatewayMetrics:
 
     def elsewhere(self, name: str, labels: Labels = ()) -> float:
         """The sum of one series over the other processes of this machine."""
-        if self._siblings is None:
+        if self._worker_reports is None:
             return 0.0
-        return float(sum(cells.get(labels, 0.0) for cells in self._siblings.elsewhere(name)))
+        return float(sum(cells.get(labels, 0.0) for cells in self._worker_reports.elsewhere(name)))
 
     def totals(self, metric: Counter, position: int = 0) -> dict[str, float]:
         """Sums of a counter by the value of one label, over all processes."""
-        others = [] if self._siblings is None else self._siblings.elsewhere(metric.name)
+        others = [] if self._worker_reports is None else self._worker_reports.elsewhere(metric.name)
         return metric.merged(others).by_label(position)
 
     def add_state(self, source: StateSource) -> None:
@@ -141,9 +141,9 @@ class GatewayMetrics:
     def families(self) -> list[Series[Any]]:
         """All metrics of this machine."""
         own = self.own_families()
-        if self._siblings is None:
+        if self._worker_reports is None:
             return own
-        whole = self._siblings.add_up(own)
+        whole = self._worker_reports.add_up(own)
         for family in whole:
             family.keep_backends(self._backend_ids)
         return whole

@@ -6,7 +6,7 @@ of the event loop counts and reads. A key is the label value where there is one 
 there are several, `()` where there is none.
 
 Invariant: reading never makes a series. What this does not know: which metrics exist (`metrics`), what a page
-of them looks like (`exposition`), whose numbers are added up (`siblings`).
+of them looks like (`exposition`), whose numbers are added up (`worker_reports`).
 """
 
 from __future__ import annotations

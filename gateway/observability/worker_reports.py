@@ -54,7 +54,7 @@ def shared_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-class Siblings:
+class WorkerReports:
     """The processes of one machine, as one of them sees them."""
 
     def __init__(self, folder: Path, number: int, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gateway.config.config import Config, ConfigError, key_secret
-from gateway.process.shared_state import open_key_book
+from gateway.process.shared_state import open_redis_keys
 from gateway.sessions.store import SessionStore
 from gateway.tenants.directory import Directory
 from gateway.tenants.gatekeeper import Gatekeeper, Proof
@@ -34,7 +34,7 @@ class Authentication:
         self._tokens = _make_tokens(settings.jwt, clock)
         proofs: list[Proof] = [] if self._tokens is None else [self._tokens]
         if settings.keys_in_redis:
-            proofs.append(open_key_book(sessions, ttl_s=settings.keys_in_redis_ttl_s, clock=clock))
+            proofs.append(open_redis_keys(sessions, ttl_s=settings.keys_in_redis_ttl_s, clock=clock))
         self.gatekeeper = Gatekeeper(self.make_directory(config), tuple(proofs), clock=clock)
 
     def start(self) -> None:

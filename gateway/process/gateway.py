@@ -32,32 +32,32 @@ from gateway.fleet.operator import Operator
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.prober import Prober
 from gateway.fleet.registry import Fleet, StateChange
-from gateway.fleet.replica_sync import ReplicaLink
+from gateway.fleet.replica_sync import ReplicaSync
 from gateway.limits.admission import Admission
 from gateway.limits.tenant_limiter import TenantLimiter
-from gateway.observability.log_writer import LineWriter
+from gateway.observability.log_writer import LogWriter
 from gateway.observability.logs import AccessLog, log_event
 from gateway.observability.loop_lag import LoopLag
 from gateway.observability.metrics import GatewayMetrics, status_label
-from gateway.observability.worker_reports import Siblings
+from gateway.observability.worker_reports import WorkerReports
 from gateway.process.authentication import Authentication
-from gateway.process.gauges import state_metrics
+from gateway.process.gauges import state_gauges
 from gateway.process.membership import Membership
-from gateway.process.servers import Contexts, Serving, read_contexts
+from gateway.process.servers import Contexts, Servers, read_contexts
 from gateway.process.shared_state import (
-    open_load_board,
-    open_order_board,
-    open_replica_board,
+    open_loads,
+    open_orders,
+    open_presence,
     open_store,
-    open_tenant_ledger,
+    open_tenant_use,
 )
 from gateway.replay.recording import RecordingRouter
 from gateway.replay.recording_file import RecordingFile
-from gateway.replicas.presence import ReplicaBoard
+from gateway.replicas.presence import SharedPresence
 from gateway.request.body_helper import BodyHelper, FactsReader, ParserPlan
 from gateway.request.front import Front
 from gateway.request.handover import Handover
-from gateway.request.in_flight import RunningRequests
+from gateway.request.in_flight import RequestsInFlight
 from gateway.request.intake import Intake
 from gateway.request.journal import Journal
 from gateway.request.parts import ProxyParts
@@ -98,15 +98,15 @@ class Gateway:
         clock: Callable[[], float] = time.monotonic,
         record_path: Path | None = None,
         sockets: Mapping[str, socket.socket] | None = None,
-        siblings: Siblings | None = None,
-        lines: LineWriter | None = None,
+        worker_reports: WorkerReports | None = None,
+        lines: LogWriter | None = None,
     ) -> None:
         """`load` reads the configuration again, for a reload; `sockets` (data, admin) are inherited ones."""
         self.config = config
         self._environ, self._clock, self.lines = environ, clock, lines
-        self._serving = Serving(sockets or {})
+        self._servers = Servers(sockets or {})
         self.reloader: Reloader[Prepared] = Reloader(config, load=load or (lambda: config), target=self)
-        self._siblings, self.metrics = siblings, GatewayMetrics(siblings)
+        self._worker_reports, self.metrics = worker_reports, GatewayMetrics(worker_reports)
         self._recording = RecordingFile(record_path) if record_path is not None else None
         self.router = (
             Router(config.routing)
@@ -115,14 +115,14 @@ class Gateway:
         )
         self.fleet = Fleet(config.health, on_view=self._on_view, on_change=self._on_change, clock=clock)
         self.sessions = open_store(config.sessions, clock=clock, environ=environ)
-        self.operator = Operator(self.fleet, open_order_board(self.sessions), clock=clock)
-        replica_board = open_replica_board(self.sessions)
-        self.replica_link = ReplicaLink(
+        self.operator = Operator(self.fleet, open_orders(self.sessions), clock=clock)
+        presence = open_presence(self.sessions)
+        self.replica_sync = ReplicaSync(
             self.router,
-            open_load_board(self.sessions, clock=clock),
+            open_loads(self.sessions, clock=clock),
             self.operator,
             clock=clock,
-            tell=lambda: replica_board.publish(describe_replica(self._admin_parts).encoded()),
+            tell=lambda: presence.publish(describe_replica(self._admin_parts).encoded()),
         )
         self.pools = UpstreamPools(self.fleet, config.upstream)
         self.prober = Prober(self.fleet, self.pools, config.health, config.fleet, on_report=self._on_report)
@@ -137,21 +137,21 @@ class Gateway:
             config.fleet, self.fleet, self.router, self.sessions, self.pools, clock=clock
         )
         self.admission = Admission(config.limits, clock=clock)
-        self.tenant_ledger = open_tenant_ledger(self.sessions, clock=clock)
+        self.tenant_use = open_tenant_use(self.sessions, clock=clock)
         self.limiter = TenantLimiter(
             max_tenants=config.limits.max_tenants_tracked,
             clock=clock,
-            shared=self.tenant_ledger,
+            shared=self.tenant_use,
         )
         self.membership = Membership(self.fleet, self.router, self.handover, environ)
         self.discovery = self._make_discovery(config)
         self.key_watch = KeyWatch(config.key_watch)
         self.authentication = Authentication(config, self.sessions, clock=clock, environ=environ)
-        self.running = RunningRequests()
+        self.in_flight = RequestsInFlight()
         self._tracing = _open_tracing(config)
         self._proxy_parts = self._make_proxy_parts(config)
         self.proxy = Proxy(self._proxy_parts)
-        self._admin_parts = self._make_admin_parts(replica_board)
+        self._admin_parts = self._make_admin_parts(presence)
         self.front = Front(self.proxy, self.fleet, self.metrics, config, clock=clock)
         self.front.degraded = self._degraded
         self._admin_tokens = Tokens(
@@ -159,7 +159,7 @@ class Gateway:
         )
         self.front.debug_tokens = self._admin_tokens if self._admin_tokens.is_any else None
         self.loop_lag = LoopLag()
-        self.metrics.add_state(lambda: state_metrics(self))
+        self.metrics.add_state(lambda: state_gauges(self))
         self.port = self.admin_port = 0
 
     # -- construction, continued
@@ -186,13 +186,13 @@ class Gateway:
             recorder=self.recorder,
             handover=self.handover,
             admission=self.admission,
-            running=self.running,
+            in_flight=self.in_flight,
             tracing=self._tracing,
             retries=RetryBudget(config.failover),
             clock=self._clock,
         )
 
-    def _make_admin_parts(self, replica_board: ReplicaBoard) -> AdminParts:
+    def _make_admin_parts(self, presence: SharedPresence) -> AdminParts:
         return AdminParts(
             config=lambda: self.config,
             fleet=self.fleet,
@@ -203,10 +203,10 @@ class Gateway:
             metrics=self.metrics,
             handover=self.handover,
             pools=self.pools,
-            replica_board=replica_board,
+            presence=presence,
             journal=self.journal,
             tenant_named=lambda name: self.authentication.gatekeeper.directory.named(name),
-            num_in_flight=lambda: len(self.running.tasks),
+            num_in_flight=lambda: len(self.in_flight.tasks),
             reload=self.reloader.reload,
             environ=self._environ,
             clock=self._clock,
@@ -222,18 +222,18 @@ class Gateway:
             self.discovery.start()
             self.loop_lag.start()
             self.authentication.start()
-            if self.tenant_ledger is not None:
-                self.tenant_ledger.start(self.limiter.num_in_flight)
-            if self._siblings is not None:
-                self._siblings.start(self.metrics.own_families)
+            if self.tenant_use is not None:
+                self.tenant_use.start(self.limiter.num_in_flight)
+            if self._worker_reports is not None:
+                self._worker_reports.start(self.metrics.own_families)
             if self.config.sessions.store == "redis":
-                self.replica_link.start()
+                self.replica_sync.start()
             contexts = read_contexts(self.config)
             server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
-            self.port = await self._serving.open_data(server, self.config, contexts)
+            self.port = await self._servers.open_data(server, self.config, contexts)
             if self.config.admin.is_enabled:
                 application = self._admin_application()
-                self.admin_port = await self._serving.open_admin(application, self.config, contexts)
+                self.admin_port = await self._servers.open_admin(application, self.config, contexts)
         except BaseException:
             await self.stop(drain_timeout_s=0)
             raise
@@ -243,40 +243,40 @@ class Gateway:
         """Leave in order: not ready, no new connections, finish what runs, then close. Idempotent."""
         timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         self.front.is_leaving = True
-        self._serving.leave()
-        if self._serving.is_open:
+        self._servers.leave()
+        if self._servers.is_open:
             await asyncio.sleep(min(LEAVING_NOTICE_S, timeout_s))
-            await self._serving.stop_accepting_clients()
+            await self._servers.stop_accepting_clients()
             await asyncio.sleep(min(LAST_REQUESTS_S, timeout_s))
             await self._finish_running(timeout_s)
-        await self._serving.close()
+        await self._servers.close()
         await self.discovery.close()
         await self.membership.close()
-        await self.replica_link.close()
+        await self.replica_sync.close()
         await self.handover.close()
         await self.prober.close()
         await self.recorder.close()
         await self.body_helper.close()
         await self.pools.close()
         await self.authentication.close()
-        if self.tenant_ledger is not None:
-            await self.tenant_ledger.close()
+        if self.tenant_use is not None:
+            await self.tenant_use.close()
         await self.sessions.close()
         self.loop_lag.stop()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
-        if self._siblings is not None:
-            self._siblings.stop()
+        if self._worker_reports is not None:
+            self._worker_reports.stop()
         if self._recording is not None:
             self._recording.close()
 
     async def _finish_running(self, timeout_s: float) -> None:
         """Wait for running answers; at the deadline tell the streams in band why they end."""
         if timeout_s > 0:
-            await self.running.wait_idle(timeout_s)
-        if self.running.tasks:
-            log_event("drain_deadline", in_flight=len(self.running.tasks))
-            await self.running.end_all()
+            await self.in_flight.wait_idle(timeout_s)
+        if self.in_flight.tasks:
+            log_event("drain_deadline", in_flight=len(self.in_flight.tasks))
+            await self.in_flight.end_all()
 
     # -- reload
 
@@ -293,7 +293,7 @@ class Gateway:
 
     async def swap(self, config: Config, prepared: Prepared) -> None:
         """Take over. Certificates are awaited before anything else has changed, other replicas after it."""
-        await self._serving.use(prepared.contexts)
+        await self._servers.use(prepared.contexts)
         self.authentication.take_over(prepared.directory)  # keys may have changed where options have not
         if config == self.config:
             return

@@ -21,7 +21,7 @@ _VERSION = importlib.metadata.version("homing")  # reads files: not while stream
 _SHOWN_STATES = tuple(one for one in BackendState if one is not BackendState.REMOVED)
 
 
-def state_metrics(gateway: Gateway) -> Iterator[Series[Any]]:
+def state_gauges(gateway: Gateway) -> Iterator[Series[Any]]:
     """All states of one gateway. O(backends); asks no network."""
     yield from fleet_metrics(gateway.fleet.view, gateway.router.in_flight)
     yield from _store_metrics(gateway.sessions.stats())

@@ -23,9 +23,9 @@ import uvloop
 
 from gateway.config.config import Config
 from gateway.config.file_watch import FileWatch
-from gateway.observability.log_writer import LineWriter
+from gateway.observability.log_writer import LogWriter
 from gateway.observability.logs import log_event
-from gateway.observability.worker_reports import Siblings
+from gateway.observability.worker_reports import WorkerReports
 from gateway.process.gateway import Gateway
 from gateway.process.malloc import return_large_blocks
 from gateway.process.systemd import notify_ready, notify_reloading, notify_stopping
@@ -48,9 +48,9 @@ class Launch:
     config_path: Path | None = None
     record_path: Path | None = None
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
-    siblings: Siblings | None = None
+    worker_reports: WorkerReports | None = None
     """The other processes of `workers: N`."""
-    lines: LineWriter | None = None
+    lines: LogWriter | None = None
     """Takes the access lines."""
 
 
@@ -71,7 +71,7 @@ class _Process:
             load=launch.load,
             record_path=launch.record_path,
             sockets=launch.sockets,
-            siblings=launch.siblings,
+            worker_reports=launch.worker_reports,
             lines=launch.lines,
         )
         self._config_watch = FileWatch(self._config_files, self._reload, interval_s=self._interval_s)

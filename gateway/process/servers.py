@@ -54,7 +54,7 @@ def _place(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class Serving:
+class Servers:
     """Opens, re-keys and closes the listeners."""
 
     def __init__(self, sockets: Mapping[str, socket.socket]) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gateway.replicas.loads import LoadBoard, MemoryLoadBoard, RedisLoadBoard
-from gateway.replicas.orders import MemoryOrderBoard, OrderBoard, RedisOrderBoard
-from gateway.replicas.presence import MemoryReplicaBoard, RedisReplicaBoard, ReplicaBoard
-from gateway.replicas.tenant_use import RedisTenantLedger
+from gateway.replicas.loads import MemoryLoads, RedisLoads, SharedLoads
+from gateway.replicas.orders import MemoryOrders, RedisOrders, SharedOrders
+from gateway.replicas.presence import MemoryPresence, RedisPresence, SharedPresence
+from gateway.replicas.tenant_use import RedisTenantUse
 from gateway.sessions.memory import MemoryStore
 from gateway.sessions.redis_store import RedisStore
 from gateway.sessions.settings import SessionsSettings
 from gateway.sessions.store import SessionStore
-from gateway.tenants.redis_keys import RedisKeyBook
+from gateway.tenants.redis_keys import RedisKeys
 
 
 def open_store(
@@ -24,33 +24,33 @@ def open_store(
     return MemoryStore(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions, clock=clock)
 
 
-def open_load_board(store: SessionStore, *, clock: Callable[[], float]) -> LoadBoard:
+def open_loads(store: SessionStore, *, clock: Callable[[], float]) -> SharedLoads:
     """The board that goes with this store; it uses the store's connections and lives as long."""
     if isinstance(store, RedisStore):
-        return RedisLoadBoard(store.link, clock=clock)
-    return MemoryLoadBoard()
+        return RedisLoads(store.link, clock=clock)
+    return MemoryLoads()
 
 
-def open_order_board(store: SessionStore) -> OrderBoard:
+def open_orders(store: SessionStore) -> SharedOrders:
     """The board of operators' orders; it uses the store's connections and lives as long."""
     if isinstance(store, RedisStore):
-        return RedisOrderBoard(store.link)
-    return MemoryOrderBoard()
+        return RedisOrders(store.link)
+    return MemoryOrders()
 
 
-def open_key_book(store: SessionStore, *, ttl_s: float, clock: Callable[[], float]) -> RedisKeyBook:
+def open_redis_keys(store: SessionStore, *, ttl_s: float, clock: Callable[[], float]) -> RedisKeys:
     """The API keys in Redis; it uses the store's connections. Only for the Redis store."""
     assert isinstance(store, RedisStore), "the configuration asks for it only with this store"
-    return RedisKeyBook(store.link, ttl_s=ttl_s, clock=clock)
+    return RedisKeys(store.link, ttl_s=ttl_s, clock=clock)
 
 
-def open_tenant_ledger(store: SessionStore, *, clock: Callable[[], float]) -> RedisTenantLedger | None:
+def open_tenant_use(store: SessionStore, *, clock: Callable[[], float]) -> RedisTenantUse | None:
     """The ledger of tenants' use that replicas share; it uses the store's connections. None: one process."""
-    return RedisTenantLedger(store.link, clock=clock) if isinstance(store, RedisStore) else None
+    return RedisTenantUse(store.link, clock=clock) if isinstance(store, RedisStore) else None
 
 
-def open_replica_board(store: SessionStore) -> ReplicaBoard:
+def open_presence(store: SessionStore) -> SharedPresence:
     """The board of replicas; it uses the store's connections and lives as long."""
     if isinstance(store, RedisStore):
-        return RedisReplicaBoard(store.link)
-    return MemoryReplicaBoard()
+        return RedisPresence(store.link)
+    return MemoryPresence()

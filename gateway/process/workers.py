@@ -3,7 +3,7 @@
 Each is a whole gateway. The kernel deals new connections out among them (SO_REUSEPORT, or one inherited
 socket); what they must agree on is in Redis: bindings, load, operators' orders. Each has an admin listener of
 its own, on consecutive ports; an order given at one of them reaches the others within a second. Each shows
-the numbers of all (see `siblings`).
+the numbers of all (see `worker_reports`).
 
 The parent passes signals on, starts again what dies, and speaks for all of them to the service manager: it is
 ready when all are.

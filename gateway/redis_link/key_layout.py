@@ -7,10 +7,10 @@ the hash tag of all its keys. Without a Cluster there is one shard: then one scr
     homing:{07}:b:<backend id>    zset     that backend's sessions in this shard, by time of expiry (ms)
     homing:{07}:names             set      backends that have an index in this shard
     homing:{07}:probe             string   written to learn whether the shard can be written
-    homing:{00}:load              hash     replica -> its load, see load_board.py
-    homing:{00}:orders            hash     backend id -> what operators asked for, see order_board.py
-    homing:{00}:replicas          hash     replica -> what it tells of itself, see replica_board.py
-    homing:{07}:t:<tenant hash>   hash     what a tenant has left of its limits, see tenant_ledger.py
+    homing:{00}:load              hash     replica -> its load, see loads.py
+    homing:{00}:orders            hash     backend id -> what operators asked for, see orders.py
+    homing:{00}:replicas          hash     replica -> what it tells of itself, see presence.py
+    homing:{07}:t:<tenant hash>   hash     what a tenant has left of its limits, see tenant_use.py
     homing:{00}:api_keys          hash     SHA-256 of an API key -> tenant, see key_book.py
     homing:moves                  channel  "<version> <session key>": older copies are void
     homing:beat:<replica>         channel  a replica's own heartbeat
@@ -32,7 +32,7 @@ class KeyLayout:
         self.num_shards = num_shards
         self._shards = [f"{prefix}:{{{shard:02d}}}" for shard in range(num_shards)]
         self.moves_channel = f"{prefix}:moves"
-        self.load_board = f"{self._shards[0]}:load"
+        self.loads = f"{self._shards[0]}:load"
         self.orders = f"{self._shards[0]}:orders"
         self.replicas = f"{self._shards[0]}:replicas"
         self.api_keys = f"{self._shards[0]}:api_keys"

@@ -26,7 +26,7 @@ Load = dict[BackendId, tuple[float, int]]
 """Per backend: seconds of prefill work sent and not yet answered, and requests in flight."""
 
 
-class LoadBoard(Protocol):
+class SharedLoads(Protocol):
     """Never raises for trouble with the store."""
 
     async def publish(self, work: Load) -> None:
@@ -38,7 +38,7 @@ class LoadBoard(Protocol):
         ...
 
 
-class MemoryLoadBoard:
+class MemoryLoads:
     """One process is all there is: the others have no load."""
 
     async def publish(self, work: Load) -> None:
@@ -56,14 +56,14 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
     num_in_flight: int
 
 
-class RedisLoadBoard:
+class RedisLoads:
     """The board in Redis, over the store's link."""
 
     def __init__(self, link: RedisLink, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._clock = clock
         self._replica = uuid.uuid4().hex
-        self._script = load_script("load_board")
+        self._script = load_script("loads")
         self._decoder = msgspec.json.Decoder(list[_Row])
         self._others: Load = {}
         self._read_at_s = -LIFETIME_S
@@ -73,7 +73,7 @@ class RedisLoadBoard:
         arguments = [self._replica, msgspec.json.encode(rows), round(LIFETIME_S * 1000)]
 
         async def exchange() -> object:
-            return await self._link.run(self._script, [self._link.layout.load_board], arguments)
+            return await self._link.run(self._script, [self._link.layout.loads], arguments)
 
         asked_at_s = self._clock()
         try:

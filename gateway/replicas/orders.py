@@ -26,7 +26,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     weight: float | None = None
 
 
-class OrderBoard(Protocol):
+class SharedOrders(Protocol):
     """Never raises for trouble with the store."""
 
     async def put(self, backend_id: BackendId, order: Order | None) -> None:
@@ -38,7 +38,7 @@ class OrderBoard(Protocol):
         ...
 
 
-class MemoryOrderBoard:
+class MemoryOrders:
     """One process is all there is: nothing to tell, nothing to learn."""
 
     async def put(self, backend_id: BackendId, order: Order | None) -> None:
@@ -48,7 +48,7 @@ class MemoryOrderBoard:
         return None
 
 
-class RedisOrderBoard:
+class RedisOrders:
     """The orders in Redis, over the store's link."""
 
     def __init__(self, link: RedisLink) -> None:

@@ -15,7 +15,7 @@ from gateway.redis_link.lua import load_script
 LIFETIME_S = 10.0
 
 
-class ReplicaBoard(Protocol):
+class SharedPresence(Protocol):
     """Never raises for trouble with the store."""
 
     async def publish(self, report: bytes) -> list[bytes]:
@@ -23,20 +23,20 @@ class ReplicaBoard(Protocol):
         ...
 
 
-class MemoryReplicaBoard:
+class MemoryPresence:
     """One process is all there is."""
 
     async def publish(self, report: bytes) -> list[bytes]:
         return []
 
 
-class RedisReplicaBoard:
+class RedisPresence:
     """The board in Redis: the load board's script under another key, with a longer life."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
         self._replica = uuid.uuid4().hex
-        self._script = load_script("load_board")
+        self._script = load_script("loads")
 
     async def publish(self, report: bytes) -> list[bytes]:
         arguments = [self._replica, report, round(LIFETIME_S * 1000)]

@@ -39,15 +39,15 @@ class _Word:
     is_news: bool = False
 
 
-class RedisTenantLedger:
-    """`limits.tenant_limiter.SharedLedger` over the session store's link."""
+class RedisTenantUse:
+    """`limits.tenant_limiter.SharedTenantUse` over the session store's link."""
 
     def __init__(self, link: RedisLink, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._link, self._clock = link, clock
         self._replica = uuid.uuid4().hex
         self._sequence = 0
-        self._draw_script = load_script("draw", "ledger")
-        self._settle_script = load_script("settle", "ledger")
+        self._draw_script = load_script("draw", "tenant_use")
+        self._settle_script = load_script("settle", "tenant_use")
         self._num_in_flight_of: Callable[[str], int] = lambda _: 0
         self._words: dict[str, _Word] = {}  # tenants with news, or with requests to announce again
         self._has_news = asyncio.Event()

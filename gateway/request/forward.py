@@ -12,7 +12,7 @@ import time
 from aiohttp import web
 
 from gateway.errors import UpstreamError, UpstreamUnavailable
-from gateway.limits.rests import parse_retry_after
+from gateway.limits.cooldowns import parse_retry_after
 from gateway.request.parts import ProxyParts
 from gateway.request.tracing import RawHeaders
 from gateway.request.turn import Turn
@@ -29,7 +29,7 @@ class Forwarder:
 
     def __init__(self, parts: ProxyParts) -> None:
         self._fleet, self._pools, self._metrics = parts.fleet, parts.pools, parts.metrics
-        self._rests, self._clock = parts.admission.rests, parts.clock
+        self._cooldowns, self._clock = parts.admission.cooldowns, parts.clock
         config = parts.config
         self._failover = config.failover
         self._heads = RequestHeads(config.headers, passes_credentials=config.passes_client_credentials)
@@ -67,7 +67,7 @@ class Forwarder:
         value = find_header(exchange.headers, b"retry-after")
         seconds = None if value is None else parse_retry_after(value, time.time())
         if seconds is not None:
-            self._rests.note(decision.backend_id, seconds, self._clock())
+            self._cooldowns.note(decision.backend_id, seconds, self._clock())
         return seconds
 
     def _request_head(

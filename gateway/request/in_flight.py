@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 
 
-class RunningRequests:
+class RequestsInFlight:
     """One task per request. The proxy adds and discards; who stops the process waits."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from gateway.fleet.registry import Fleet
 from gateway.limits.admission import Admission
 from gateway.observability.metrics import GatewayMetrics
 from gateway.request.handover import Handover
-from gateway.request.in_flight import RunningRequests
+from gateway.request.in_flight import RequestsInFlight
 from gateway.request.intake import Intake
 from gateway.request.recorder import Recorder
 from gateway.request.tracing import Tracing
@@ -35,7 +35,7 @@ class ProxyParts:
     recorder: Recorder
     handover: Handover
     admission: Admission
-    running: RunningRequests
+    in_flight: RequestsInFlight
     retries: RetryBudget
     tracing: Tracing | None = None
     clock: Callable[[], float] = time.monotonic

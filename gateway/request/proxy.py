@@ -25,7 +25,7 @@ from gateway.downstream.relay import ClientRelay, close_response
 from gateway.downstream.tunnel import tunnel
 from gateway.errors import GatewayError, ShuttingDown, UpstreamError
 from gateway.hedge import Hedge, may_hedge
-from gateway.limits.admission import Standing
+from gateway.limits.admission import QueueTicket
 from gateway.request.answer_head import answer_headers
 from gateway.request.answer_observer import AnswerObserver
 from gateway.request.forward import Forwarder
@@ -60,7 +60,7 @@ class Proxy:
         hedge_after_s = parts.config.failover.hedge_after_s
         self._hedge = None if hedge_after_s is None else Hedge(parts, self._forwarder, hedge_after_s)
         self._retries = parts.retries
-        self._running = parts.running.tasks
+        self._running = parts.in_flight.tasks
 
     @property
     def num_in_flight(self) -> int:
@@ -88,7 +88,7 @@ class Proxy:
             turn.is_client_gone = True
             return web.Response(status=CLIENT_CLOSED_REQUEST)
         except asyncio.CancelledError:
-            if self._parts.running.is_ending:
+            if self._parts.in_flight.is_ending:
                 task.uncancel()
                 turn.error, turn.status = _leaving(), ShuttingDown.status
                 raise turn.error from None
@@ -118,7 +118,7 @@ class Proxy:
             )
         return binding
 
-    def _standing(self, turn: Turn) -> Standing:
+    def _standing(self, turn: Turn) -> QueueTicket:
         """Follow-up turns come before new sessions: their history is computed already, and fades."""
         if turn.standing is None:
             is_follow_up = turn.facts.is_follow_up or turn.binding is not None
@@ -260,7 +260,7 @@ class Proxy:
             self._forwarder.note_failure(backend_id, error)
             self._break_off(turn, relay, error, is_event_stream)
         except asyncio.CancelledError:
-            if not self._parts.running.is_ending:
+            if not self._parts.in_flight.is_ending:
                 raise
             cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
             self._break_off(turn, relay, _leaving(), is_event_stream)
@@ -276,7 +276,7 @@ class Proxy:
         try:
             return await tunnel(request, exchange, answer_headers(turn, exchange, is_event_stream=False))
         except asyncio.CancelledError:
-            if not self._parts.running.is_ending:
+            if not self._parts.in_flight.is_ending:
                 raise
             cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
             turn.error = _leaving()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.errors import GatewayError
-from gateway.limits.admission import Standing
+from gateway.limits.admission import QueueTicket
 from gateway.limits.tenant_limiter import Charge
 from gateway.request.answer_observer import AnswerObserver
 from gateway.request.tracing import RequestTrace
@@ -38,7 +38,7 @@ class Turn(msgspec.Struct, kw_only=True):
     decision: Decision | None = None  # the last one made
     affinity: Affinity = Affinity.UNPINNED
     epoch: int = 0  # life of the chosen backend's cache when it was chosen
-    standing: Standing | None = None  # in the lines it had to join
+    standing: QueueTicket | None = None  # in the lines it had to join
     charge: Charge | None = None  # to its tenant, where that has limits
     holds_place: bool = False  # it counts against `limits.max_in_flight`
     tried: frozenset[BackendId] = frozenset()  # backends that failed this request

@@ -71,7 +71,7 @@ class PrefillModel:
         return uncached_tokens * self._default_s_per_token * (1.0 + self._attention * context)
 
 
-class CostBook:
+class CostModel:
     """The prefill costs of all backends, by slot, learned together."""
 
     __slots__ = ("_expected_s", "_settings", "_taken_s", "fleet_scale", "models")

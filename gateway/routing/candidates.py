@@ -56,7 +56,7 @@ class Change:
     admitted: tuple[int, ...] = ()  # now takes new sessions and did not before
 
 
-class Roster:
+class Candidates:
     """The observed fleet with slots and pools. Mutated only by `update`."""
 
     def __init__(self, settings: RoutingSettings) -> None:

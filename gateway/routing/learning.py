@@ -7,7 +7,7 @@ configured. Knows no load and no clock.
 
 from __future__ import annotations
 
-from gateway.routing.calibration import CostBook, TokenRatio
+from gateway.routing.calibration import CostModel, TokenRatio
 from gateway.routing.reservation import Reservation
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.shadow import Shadow
@@ -20,7 +20,7 @@ class Learner:
     """Corrects `tokens`, `costs` and `shadow` by what engines report."""
 
     def __init__(
-        self, settings: RoutingSettings, shadow: Shadow, costs: CostBook, tokens: TokenRatio
+        self, settings: RoutingSettings, shadow: Shadow, costs: CostModel, tokens: TokenRatio
     ) -> None:
         self.settings = settings
         self._shadow, self._costs, self._tokens = shadow, costs, tokens

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.routing.calibration import CostBook
-from gateway.routing.candidates import Roster
+from gateway.routing.calibration import CostModel
+from gateway.routing.candidates import Candidates
 from gateway.routing.load import LoadTable
 from gateway.routing.reservation import Reservation
 from gateway.routing.settings import RoutingSettings
@@ -15,7 +15,7 @@ from gateway.routing.traffic import Traffic
 from gateway.values import Candidate, RequestFacts
 
 
-class Question:
+class PlacementRequest:
     """One placement to decide. Not a dataclass: it is built on every request."""
 
     __slots__ = (
@@ -56,22 +56,22 @@ class Question:
         self.is_moved = False  # a session that has lost its home
 
 
-class Surroundings:
+class RoutingState:
     """The router's state as policies see it: they read it, the router changes it."""
 
-    __slots__ = ("content", "costs", "load", "roster", "settings", "traffic")
+    __slots__ = ("candidates", "content", "costs", "load", "settings", "traffic")
 
     def __init__(
         self,
         settings: RoutingSettings,
-        roster: Roster,
+        candidates: Candidates,
         load: LoadTable,
-        costs: CostBook,
+        costs: CostModel,
         traffic: Traffic,
         content: ContentIndex,
     ) -> None:
         self.settings = settings
-        self.roster = roster
+        self.candidates = candidates
         self.load = load
         self.costs = costs
         self.traffic = traffic
@@ -81,7 +81,7 @@ class Surroundings:
 class Policy(Protocol):
     """Ranks backends for a request.
 
-    `rank` changes nothing and depends on nothing but its argument, the surroundings and what the
+    `rank` changes nothing and depends on nothing but its argument, the state and what the
     `on_` events told; it returns at least one candidate, best first, all from the question's slots
     or its home. The router calls the events: once each per reservation, in this order; `on_forget`
     when a backend's cache is lost or the backend has left, its reservations with it.
@@ -89,7 +89,7 @@ class Policy(Protocol):
 
     name: str
 
-    def rank(self, question: Question) -> Sequence[Candidate]: ...
+    def rank(self, question: PlacementRequest) -> Sequence[Candidate]: ...
 
     def on_reserve(self, reservation: Reservation) -> None: ...
 
@@ -103,8 +103,8 @@ class Policy(Protocol):
 class EventlessPolicy:
     """For policies that keep no state of their own: all events are ignored."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._around = surroundings
+    def __init__(self, state: RoutingState) -> None:
+        self._around = state
 
     def on_reserve(self, reservation: Reservation) -> None:
         """Ignored."""
@@ -120,6 +120,6 @@ class EventlessPolicy:
 
     def _order(self, prices: dict[int, float], reason: str) -> list[Candidate]:
         """Return the slots as candidates, least price first; equal ones by whose turn it is."""
-        backend_id, turn = self._around.roster.backend_id, self._around.load.turn
+        backend_id, turn = self._around.candidates.backend_id, self._around.load.turn
         ordered = sorted(prices, key=lambda slot: (prices[slot], turn[slot], slot))
         return [Candidate(backend_id=backend_id(s), price=prices[s], reason=reason) for s in ordered]

@@ -16,19 +16,19 @@ from collections.abc import Mapping
 from itertools import islice
 
 from gateway.errors import NoBackend
-from gateway.routing.calibration import CostBook, TokenRatio
-from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Pool, Roster
+from gateway.routing.calibration import CostModel, TokenRatio
+from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Candidates, Pool
 from gateway.routing.content import CompletedContent
 from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
 from gateway.routing.naming import name_outcome
-from gateway.routing.placement_request import EventlessPolicy, Policy, Question, Surroundings
+from gateway.routing.placement_request import EventlessPolicy, PlacementRequest, Policy, RoutingState
 from gateway.routing.policies.registry import make_policy
 from gateway.routing.reservation import Reservation
 from gateway.routing.ring import Ring
 from gateway.routing.settings import FIXED_WHILE_RUNNING, RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex, Shadow
-from gateway.routing.slow_start import Welcome
+from gateway.routing.slow_start import SlowStart
 from gateway.routing.traffic import Traffic
 from gateway.values import (
     Affinity,
@@ -53,21 +53,21 @@ class Router:
     def __init__(self, settings: RoutingSettings, *, content: ContentIndex | None = None) -> None:
         """`content`: what engines report of their caches, by slot; the router's own shadow completes it."""
         self.settings = settings
-        self._roster = Roster(settings)
+        self._candidates = Candidates(settings)
         self._load = LoadTable(settings)
-        self._costs = CostBook(settings)
+        self._costs = CostModel(settings)
         self._traffic = Traffic(settings)
         self._tokens = TokenRatio(settings)
         self._shadow = Shadow(settings.shadow_entries_per_backend)
         self._learner = Learner(settings, self._shadow, self._costs, self._tokens)
         self._lives: list[int] = []
-        self._welcome_book = Welcome()
+        self._slow_start = SlowStart()
         self._silent: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
         self._num_silent = 0
         self._told_until_s = -math.inf  # until when other replicas' own word on their load counts
         self._kv_usage: dict[int, float] = {}
         known: ContentIndex = self._shadow if content is None else CompletedContent(content, self._shadow)
-        self._around = Surroundings(settings, self._roster, self._load, self._costs, self._traffic, known)
+        self._around = RoutingState(settings, self._candidates, self._load, self._costs, self._traffic, known)
         self._policy: Policy = make_policy(settings.policy, self._around)
         self._has_events = not isinstance(self._policy, EventlessPolicy)
 
@@ -75,15 +75,15 @@ class Router:
         """Decide by these settings from now on. Those of `FIXED_WHILE_RUNNING` must be the same as before."""
         assert all(getattr(settings, name) == getattr(self.settings, name) for name in FIXED_WHILE_RUNNING)
         self.settings = self._around.settings = self._learner.settings = settings
-        self._roster.reconfigure(settings)
-        for slot in self._roster.slot_of.values():
+        self._candidates.reconfigure(settings)
+        for slot in self._candidates.slot_of.values():
             self._set_capacity(slot)
 
     # -- the fleet -----------------------------------------------------------------------------
 
     def observe_view(self, view: FleetView, now_s: float) -> None:
         """Take over a new snapshot of the fleet. Forgets removed backends and lost caches."""
-        change = self._roster.update(view)
+        change = self._candidates.update(view)
         self._load.expire_foreign(now_s)
         for slot in change.removed:
             self._shadow.remove(slot)
@@ -99,17 +99,17 @@ class Router:
         for slot in change.emptied:
             self._shadow.forget(slot)
             self._policy.on_forget(slot, has_left=False)
-        for slot in self._roster.slot_of.values():
+        for slot in self._candidates.slot_of.values():
             self._set_capacity(slot)
-        self._welcome(change.admitted)
+        self._seed_load(change.admitted)
 
-    def _welcome(self, admitted: tuple[int, ...]) -> None:
+    def _seed_load(self, admitted: tuple[int, ...]) -> None:
         """Give backends that begin to take sessions a small recent past: no flood, no famine."""
         load = self._load
         settled = [
             slot
-            for slot in self._roster.slot_of.values()
-            if slot not in admitted and self._is_open(self._roster.backends[slot])
+            for slot in self._candidates.slot_of.values()
+            if slot not in admitted and self._is_open(self._candidates.backends[slot])
         ]
         if not settled:
             return
@@ -124,7 +124,7 @@ class Router:
         return backend is not None and backend.state.takes_new_sessions
 
     def _set_capacity(self, slot: int) -> None:
-        backend = self._roster.backends[slot]
+        backend = self._candidates.backends[slot]
         assert backend is not None
         self._learner.set_capacity(slot, backend.kv_capacity_tokens)
 
@@ -132,7 +132,7 @@ class Router:
         self, backend_id: BackendId, *, num_running: int, num_waiting: int, kv_usage: float, now_s: float
     ) -> None:
         """Take over an engine's own counts: what exceeds ours was put there by other replicas."""
-        slot = self._roster.slot_of.get(backend_id)
+        slot = self._candidates.slot_of.get(backend_id)
         if slot is not None and now_s > self._told_until_s:  # replicas that tell their load know it better
             self._load.observe_foreign(
                 slot, num_running, num_waiting, self._traffic.mean_work * self._costs.fleet_scale, now_s
@@ -144,13 +144,13 @@ class Router:
         """Return per backend the prefill seconds outstanding and the requests in flight of this replica."""
         return {
             backend_id: (self._load.outstanding_s(slot), self._load.in_flight[slot])
-            for backend_id, slot in self._roster.slot_of.items()
+            for backend_id, slot in self._candidates.slot_of.items()
         }
 
     def observe_others(self, loads: Mapping[BackendId, tuple[float, int]], now_s: float) -> None:
         """Take over what other replicas say that they have outstanding. Changes the load."""
         for backend_id, (work_s, num_requests) in loads.items():
-            slot = self._roster.slot_of.get(backend_id)
+            slot = self._candidates.slot_of.get(backend_id)
             if slot is not None:
                 self._load.take_foreign(slot, work_s, num_requests, now_s)
         if loads:
@@ -175,9 +175,9 @@ class Router:
         their own sessions. `by_ring`: nothing is shared now, so only what every replica sees alike may
         decide: the ring.
         """
-        roster = self._roster
-        pool = roster.pool(facts.model)
-        barred = roster.slots(excluded) if excluded else _NO_SLOTS
+        candidates = self._candidates
+        pool = candidates.pool(facts.model)
+        barred = candidates.slots(excluded) if excluded else _NO_SLOTS
         home, cause = self._find_home(facts, binding, barred)
         lost = self._lost_home(binding, pool, barred) if cause == "home_restarted" else _NO_SLOTS
         tiers = ALL_TIERS if binding is not None else OPEN_TIERS
@@ -185,16 +185,16 @@ class Router:
         if not slots and home is None:
             slots = self._last_resort(pool, barred, tiers)
         if avoided:
-            unwanted = roster.slots(avoided)
+            unwanted = candidates.slots(avoided)
             slots = tuple(slot for slot in slots if slot not in unwanted) or slots
         if by_ring and home is None:
             slots = self._first_on_ring(facts, slots)
         elif binding is None and facts.session_key is not None:
-            owed = self._welcome_book.owed(slots)
+            owed = self._slow_start.owed(slots)
             slots = slots if owed is None else (owed,)
         chain, prompt_tokens, ratio = self._measure(facts, binding)
-        shares = roster.shares(slots, pool, now_s) if slots else None
-        question = Question(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
+        shares = candidates.shares(slots, pool, now_s) if slots else None
+        question = PlacementRequest(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
         question.is_moved = binding is not None and home is None
         if binding is not None and home is not None and now_s <= self._told_until_s:
             question.context_bytes = binding.context_tokens / ratio
@@ -226,9 +226,10 @@ class Router:
         key = facts.session_key or facts.prompt_key
         if key is None:
             return slots
-        slot_of = self._roster.slot_of
+        slot_of = self._candidates.slot_of
         usable = frozenset(slots)
-        found = next((slot_of[one] for one in self._roster.ring.walk(key) if slot_of[one] in usable), None)
+        ring = self._candidates.ring
+        found = next((slot_of[name] for name in ring.walk(key) if slot_of[name] in usable), None)
         return slots if found is None else (found,)
 
     def _find_home(
@@ -237,15 +238,15 @@ class Router:
         """Return the slot where the session may stay, or the cause why it may not."""
         if binding is None:
             return None, ""
-        slot = self._roster.slot_of.get(binding.backend_id)
-        backend = None if slot is None else self._roster.backends[slot]
+        slot = self._candidates.slot_of.get(binding.backend_id)
+        backend = None if slot is None else self._candidates.backends[slot]
         if slot is None or backend is None:
             return None, "home_removed"
         if binding.epoch < backend.epoch:  # a larger one is another replica's fresher knowledge
             return None, "home_restarted"
         if not backend.state.keeps_sessions:
             return None, "home_draining" if backend.state is BackendState.DRAINING else "home_down"
-        if not self._roster.serves(slot, facts.model):
+        if not self._candidates.serves(slot, facts.model):
             return None, "home_lacks_model"
         return (None, "home_failed") if slot in barred else (slot, "")
 
@@ -253,7 +254,7 @@ class Router:
         """A restarted home is cold: its sessions spread over others instead of all returning at once."""
         if binding is None:
             return _NO_SLOTS
-        lost = frozenset((self._roster.slot_of[binding.backend_id],))
+        lost = frozenset((self._candidates.slot_of[binding.backend_id],))
         others = pool.best_tier(barred | lost)
         return lost if others and others[0] in pool.tiers[0] else _NO_SLOTS
 
@@ -275,7 +276,7 @@ class Router:
         if self._silent and self._silent[0][0] <= now_s:
             self._settle_silent(now_s)
         target = decision.backend_id if backend_id is None else backend_id
-        slot = self._roster.slot_of[target]
+        slot = self._candidates.slot_of[target]
         chain = facts.prefix or _line_of_session(facts, facts.num_prompt_bytes)
         reservation = Reservation(facts, target, slot, self._lives[slot], chain)
         reservation.prompt_tokens = float(max(1, decision.prompt_tokens))
@@ -294,7 +295,7 @@ class Router:
         reservation.sent_s = now_s
         written, regretted = self._shadow.insert(slot, chain) if chain else (0, 0)
         self._traffic.add(now_s, reservation.prefill_s / self._costs.models[slot].scale, written, regretted)
-        share = self._roster.share(slot, facts.model, now_s)
+        share = self._candidates.share(slot, facts.model, now_s)
         if not facts.is_stream:
             finish_s = now_s + self._load.wait[slot] + reservation.prefill_s
             self._num_silent += 1
@@ -309,9 +310,9 @@ class Router:
         return reservation
 
     def _note_new_session(self, slot: int, model: str | None, now_s: float) -> None:
-        pool = self._roster.pool(model)
-        warming, total_share = self._roster.warming(pool, now_s)
-        self._welcome_book.note_new_session(slot, warming, total_share)
+        pool = self._candidates.pool(model)
+        warming, total_share = self._candidates.warming(pool, now_s)
+        self._slow_start.note_new_session(slot, warming, total_share)
 
     def _settle_silent(self, now_s: float) -> None:
         """Take prefills that must be over by now as done. Changes the load.
@@ -368,26 +369,26 @@ class Router:
     # -- looking in ----------------------------------------------------------------------------
 
     def in_flight(self, backend_id: BackendId) -> int:
-        slot = self._roster.slot_of.get(backend_id)
+        slot = self._candidates.slot_of.get(backend_id)
         return 0 if slot is None else self._load.in_flight[slot]
 
     def ring_owners(self, key: str, count: int) -> list[BackendId]:
         """Return the first backends of the ring for a key, whatever their health."""
-        return list(islice(self._roster.ring.walk(key), count))
+        return list(islice(self._candidates.ring.walk(key), count))
 
     @property
     def ring(self) -> Ring:
         """The ring of the present fleet; immutable, so it may be kept and compared."""
-        return self._roster.ring
+        return self._candidates.ring
 
     def holders(self, chain: Chain) -> dict[BackendId, int]:
         """Return who is believed to hold some of this prefix, and how many tokens. Changes nothing."""
         ratio = self._tokens.mean
         return {
-            self._roster.backend_id(slot): int(num_bytes * ratio)
+            self._candidates.backend_id(slot): int(num_bytes * ratio)
             for slots, num_bytes in self._around.content.levels(chain)
             for slot in slots
-            if self._roster.backends[slot] is not None
+            if self._candidates.backends[slot] is not None
         }
 
     def snapshot(self) -> dict[BackendId, Mapping[str, object]]:
@@ -403,7 +404,7 @@ class Router:
                 "shadow_trust": self._learner.trust[slot],
                 "prefill_tokens_per_s": 1.0 / self._costs.models[slot].s_per_token,
             }
-            for backend_id, slot in sorted(self._roster.slot_of.items())
+            for backend_id, slot in sorted(self._candidates.slot_of.items())
         }
 
 

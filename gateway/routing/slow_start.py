@@ -6,7 +6,7 @@ each new session of the fleet gives a joining backend credit for its share of it
 one session. The first one warms it up, and from then on prices are fair.
 
 Invariant: credit is between 0 and 2, so an unused past is not made up for in a burst. Knows no clock: the
-shares of the slow start come from the roster.
+shares of the slow start come from the candidates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 _MOST_CREDIT = 2.0
 
 
-class Welcome:
+class SlowStart:
     """Credit of joining backends, by slot."""
 
     __slots__ = ("_credit",)

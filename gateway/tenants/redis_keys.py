@@ -12,7 +12,7 @@ from gateway.errors import CannotAuthenticate
 from gateway.redis_link.link import RedisLink, Unavailable
 
 
-class RedisKeyBook:
+class RedisKeys:
     """`tenants.gatekeeper.Proof` by keys in Redis."""
 
     def __init__(self, link: RedisLink, *, ttl_s: float, clock: Callable[[], float]) -> None:

@@ -216,7 +216,7 @@ async def test_the_ring_is_counted_once_and_beside_the_requests() -> None:
     async with GatewayWorld(num_backends=2) as world:
         ring = WatchedRing({BackendId("b0"): 1.0, BackendId("b1"): 1.0}, 160)
         ring.walkers = []
-        world.gateway.router._roster.ring = ring
+        world.gateway.router._candidates.ring = ring
         for path in ("/summary", "/summary", "/ring"):
             await get(world, path)
     (walker,) = ring.walkers

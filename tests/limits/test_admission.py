@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gateway.errors import NoBackend, Overloaded
-from gateway.limits.admission import Admission, Standing
+from gateway.limits.admission import Admission, QueueTicket
 from gateway.limits.settings import LimitSettings
 from gateway.values import (
     Affinity,
@@ -151,7 +151,7 @@ async def test_waiting_for_a_backend_can_be_cancelled_and_times_out() -> None:
     await one.choose(lambda: decision(A), standing)
     with pytest.raises(Overloaded):
         await one.choose(lambda: decision(A), standing)
-    waiter = asyncio.ensure_future(one.choose(lambda: decision(A), Standing(0.0, 60.0)))
+    waiter = asyncio.ensure_future(one.choose(lambda: decision(A), QueueTicket(0.0, 60.0)))
     await settle()
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)

@@ -156,12 +156,12 @@ async def test_a_failover_shows_both_attempts(collector: Collector) -> None:
     failed = [span for span in collector.spans(Span.SPAN_KIND_CLIENT) if span.status.code == 2]
     assert len(failed) == 1
     assert attributes(failed[0])["error.type"] == "upstream_reset"
-    siblings = [
+    worker_reports = [
         span
         for span in collector.spans(Span.SPAN_KIND_CLIENT)
         if span.parent_span_id == failed[0].parent_span_id
     ]
-    assert len(siblings) == 2
+    assert len(worker_reports) == 2
     assert not [span for span in collector.spans(Span.SPAN_KIND_SERVER) if span.status.code == 2]
 
 

@@ -174,7 +174,7 @@ async def test_a_backend_that_asks_for_rest_gets_no_new_sessions() -> None:
         assert first.status_code == 503  # both asked for rest; the last answer is passed on
         assert first.headers["retry-after"] == "30"
         assert world.gateway.admission.avoided(time.monotonic()) == {"b0", "b1"}
-        world.gateway.admission.rests.note(BackendId("b1"), 0.0, 0.0)
+        world.gateway.admission.cooldowns.note(BackendId("b1"), 0.0, 0.0)
         before = world.served()[0]
         answers = [await world.chat(f"s{number}") for number in range(12)]
         assert {answer.headers["x-homing-backend"] for answer in answers} == {"b1"}

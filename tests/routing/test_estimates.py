@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.calibration import CostBook, TokenRatio
+from gateway.routing.calibration import CostModel, TokenRatio
 from gateway.routing.load import LoadTable
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.traffic import Traffic
@@ -16,14 +16,14 @@ from gateway.routing.traffic import Traffic
 SETTINGS = RoutingSettings(prefill_tokens_per_s=10_000.0, prefill_fixed_s=0.01)
 
 
-def book(count: int) -> CostBook:
-    costs = CostBook(SETTINGS)
+def book(count: int) -> CostModel:
+    costs = CostModel(SETTINGS)
     for slot in range(count):
         costs.open_slot(slot)
     return costs
 
 
-def true_cost(costs: CostBook, slot: int, uncached: float, cached: float, slowness: float) -> float:
+def true_cost(costs: CostModel, slot: int, uncached: float, cached: float, slowness: float) -> float:
     model = costs.models[slot]
     return model.fixed_s + slowness * model.default_s(uncached, cached)
 

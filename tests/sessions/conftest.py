@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fakes.redis_server import RedisProcess, redis_server
+from fakes.redis_server import RedisProcess
 from redis.asyncio import Redis
 from sessions.harness import (
     TTL_S,
@@ -20,27 +20,6 @@ from sessions.harness import (
 
 from gateway.sessions.memory import MemoryStore
 from gateway.sessions.settings import RedisSettings
-
-
-@pytest.fixture(scope="session")
-def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    """One server for all tests that do not harm it."""
-    with redis_server(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def shared_redis(redis_process: RedisProcess) -> RedisProcess:
-    """That server, emptied."""
-    redis_process.ask("FLUSHALL")
-    return redis_process
-
-
-@pytest.fixture
-async def redis(shared_redis: RedisProcess) -> AsyncIterator[Redis]:
-    """A plain client to that server."""
-    async with Redis.from_url(shared_redis.url) as client:
-        yield client
 
 
 @pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sessions.harness import ManualClock
 
-from gateway.process.shared_state import open_load_board, open_store
-from gateway.replicas.loads import MemoryLoadBoard, RedisLoadBoard
+from gateway.process.shared_state import open_loads, open_store
+from gateway.replicas.loads import MemoryLoads, RedisLoads
 from gateway.sessions.memory import MemoryStore
 from gateway.sessions.redis_store import RedisStore
 from gateway.sessions.settings import SessionsSettings
@@ -16,7 +16,7 @@ async def test_memory_by_default() -> None:
     clock = ManualClock()
     store = open_store(SessionsSettings(), clock=clock, environ={})
     assert isinstance(store, MemoryStore)
-    assert isinstance(open_load_board(store, clock=clock), MemoryLoadBoard)
+    assert isinstance(open_loads(store, clock=clock), MemoryLoads)
 
 
 async def test_redis_when_asked_for() -> None:
@@ -24,5 +24,5 @@ async def test_redis_when_asked_for() -> None:
     clock = ManualClock()
     store = open_store(SessionsSettings(store="redis"), clock=clock, environ={})
     assert isinstance(store, RedisStore)
-    assert isinstance(open_load_board(store, clock=clock), RedisLoadBoard)
+    assert isinstance(open_loads(store, clock=clock), RedisLoads)
     await store.close()

@@ -223,7 +223,7 @@ class LLMEngine:
         self.tiers.stores.store(computed)
         # What was loaded may have been taken again while the step was planned: it is no news then.
         kept = [entry for entry in loaded if self.blocks.prefix_cache.entry_of(entry.block_id) is entry]
-        self._take_note(kept + computed)
+        self._notify_observer(kept + computed)
         return [output for output in outputs if output is not None]
 
     def tick(self) -> None:
@@ -254,7 +254,7 @@ class LLMEngine:
         """
         num_blocks = self.blocks.clear_cache()
         self.tiers.clear()
-        self._take_note([])
+        self._notify_observer([])
         return num_blocks
 
     def explain(self, token_ids: list[int], cache_salt: str = "", adapter: str = "") -> Explanation:
@@ -344,10 +344,10 @@ class LLMEngine:
     def _retire(self, sequence: Sequence) -> None:
         """End a sequence: let its pin and its tags take note first, then free what it holds."""
         assert sequence.finish_reason is not None
-        self._take_leave(sequence)
+        self._on_retired(sequence)
         self.scheduler.finish(sequence, sequence.finish_reason)
 
-    def _take_leave(self, sequence: Sequence) -> None:
+    def _on_retired(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]
         request = sequence.request
         if request.is_internal:
@@ -369,10 +369,10 @@ class LLMEngine:
 
     def _ended(self, sequence: Sequence) -> StepOutput | None:
         """Report a sequence that the scheduler ended."""
-        self._take_leave(sequence)
+        self._on_retired(sequence)
         return output_of(sequence, sequence.finish_reason)
 
-    def _take_note(self, stored: list[CachedBlock]) -> None:
+    def _notify_observer(self, stored: list[CachedBlock]) -> None:
         """Tell the observer what the prefix cache lost and gained; in debug mode watch what it gained."""
         if self._guard is not None:
             for entry in stored:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from gateway.replay.rivals.session_ring import SessionRingPolicy
-from gateway.routing.placement_request import Question
+from gateway.routing.placement_request import PlacementRequest
 from gateway.values import Candidate
 
 _BOUND = 1.25
@@ -17,7 +17,7 @@ _BOUND = 1.25
 class BoundedRingPolicy(SessionRingPolicy):
     name = "bounded_ring"
 
-    def rank(self, question: Question) -> list[Candidate]:
+    def rank(self, question: PlacementRequest) -> list[Candidate]:
         in_flight = self._around.load.in_flight
         slots = list(self._walk(question))
         if not slots:

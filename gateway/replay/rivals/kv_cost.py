@@ -6,7 +6,7 @@ cost = uncached tokens + prefill tokens outstanding + active tokens. Content com
 
 from __future__ import annotations
 
-from gateway.routing.placement_request import EventlessPolicy, Question, Surroundings
+from gateway.routing.placement_request import EventlessPolicy, PlacementRequest, RoutingState
 from gateway.routing.reservation import Reservation
 from gateway.values import Candidate
 
@@ -14,12 +14,12 @@ from gateway.values import Candidate
 class KvCostPolicy(EventlessPolicy):
     name = "kv_cost"
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        super().__init__(surroundings)
+    def __init__(self, state: RoutingState) -> None:
+        super().__init__(state)
         self._prefill: dict[int, float] = {}  # tokens sent and not yet prefilled, by slot
         self._active: dict[int, float] = {}  # prompt tokens of all requests in flight, by slot
 
-    def rank(self, question: Question) -> list[Candidate]:
+    def rank(self, question: PlacementRequest) -> list[Candidate]:
         cached: dict[int, float] = {}
         for slots, num_bytes in reversed(self._around.content.levels(question.chain)):
             cached.update(dict.fromkeys(slots, num_bytes * question.tokens_per_byte))

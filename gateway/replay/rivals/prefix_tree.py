@@ -8,7 +8,7 @@ defaults at the time of the traces study.
 from __future__ import annotations
 
 from gateway.replay.rivals.least_request import LeastRequestPolicy
-from gateway.routing.placement_request import Question, Surroundings
+from gateway.routing.placement_request import PlacementRequest, RoutingState
 from gateway.routing.reservation import Reservation
 from gateway.routing.shadow import Shadow
 from gateway.values import Candidate
@@ -22,12 +22,12 @@ _TREE_BYTES = 64_000_000  # 16 million tokens per backend
 class PrefixTreePolicy(LeastRequestPolicy):
     name = "prefix_tree"
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        super().__init__(surroundings)
-        self._tree = Shadow(surroundings.settings.shadow_entries_per_backend)
+    def __init__(self, state: RoutingState) -> None:
+        super().__init__(state)
+        self._tree = Shadow(state.settings.shadow_entries_per_backend)
         self._known: set[int] = set()
 
-    def rank(self, question: Question) -> list[Candidate]:
+    def rank(self, question: PlacementRequest) -> list[Candidate]:
         loads = self._in_flight(question)
         most, least = max(loads.values()), min(loads.values())
         if most - least > _IMBALANCE_REQUESTS and most > _IMBALANCE_RATIO * least:

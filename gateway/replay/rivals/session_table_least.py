@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gateway.replay.rivals.least_request import LeastRequestPolicy
-from gateway.routing.placement_request import Question
+from gateway.routing.placement_request import PlacementRequest
 from gateway.values import Candidate
 
 
 class SessionTableLeastPolicy(LeastRequestPolicy):
     name = "session_table_least"
 
-    def rank(self, question: Question) -> list[Candidate]:
+    def rank(self, question: PlacementRequest) -> list[Candidate]:
         if question.home is not None:
             return self._order({question.home: 0.0}, "home")
         return super().rank(question)

@@ -6,7 +6,7 @@ prompt tokens in flight over the capacity. Equal scores take turns.
 
 from __future__ import annotations
 
-from gateway.routing.placement_request import EventlessPolicy, Question, Surroundings
+from gateway.routing.placement_request import EventlessPolicy, PlacementRequest, RoutingState
 from gateway.routing.reservation import Reservation
 from gateway.values import Candidate
 
@@ -16,11 +16,11 @@ _PREFIX_WEIGHT, _QUEUE_WEIGHT, _KV_WEIGHT = 3.0, 2.0, 2.0
 class WeightedScoresPolicy(EventlessPolicy):
     name = "weighted_scores"
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        super().__init__(surroundings)
+    def __init__(self, state: RoutingState) -> None:
+        super().__init__(state)
         self._active: dict[int, float] = {}
 
-    def rank(self, question: Question) -> list[Candidate]:
+    def rank(self, question: PlacementRequest) -> list[Candidate]:
         slots, load = question.slots, self._around.load
         matched: dict[int, int] = {}
         for holders, num_bytes in reversed(self._around.content.levels(question.chain)):
@@ -37,7 +37,7 @@ class WeightedScoresPolicy(EventlessPolicy):
         return self._order(prices, "score")
 
     def _capacity_tokens(self, slot: int) -> int:
-        backend = self._around.roster.backends[slot]
+        backend = self._around.candidates.backends[slot]
         known = None if backend is None else backend.kv_capacity_tokens
         return known or self._around.settings.kv_capacity_tokens
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.routing.placement_request import EventlessPolicy, Question
+from gateway.routing.placement_request import EventlessPolicy, PlacementRequest
 from gateway.routing.shadow import Level
 from gateway.values import Candidate
 
@@ -28,7 +28,7 @@ class HomingPolicy(EventlessPolicy):
 
     name = "homing"
 
-    def rank(self, question: Question) -> list[Candidate]:
+    def rank(self, question: PlacementRequest) -> list[Candidate]:
         around, home_slot = self._around, question.home
         settings, content = around.settings, around.content
         pressure = around.traffic.pressure(question.now_s, len(question.slots), around.costs.fleet_scale)
@@ -55,7 +55,7 @@ class HomingPolicy(EventlessPolicy):
         return self._candidates([home, *away] if stays else [away[0], home, *away[1:]], home_slot)
 
     def _price(
-        self, question: Question, slots: Iterable[int], cached_of: Mapping[int, int], pressure: float
+        self, question: PlacementRequest, slots: Iterable[int], cached_of: Mapping[int, int], pressure: float
     ) -> list[_Priced]:
         """Return (price, slot, cached tokens, wait, prefill) of each slot. The hot loop: no calls in it."""
         models, wait = self._around.costs.models, self._around.load.wait
@@ -82,7 +82,7 @@ class HomingPolicy(EventlessPolicy):
     def _candidate(self, priced: _Priced, home: int | None) -> Candidate:
         price, slot, cached, wait_s, prefill_s = priced
         return Candidate(
-            backend_id=self._around.roster.backend_id(slot),
+            backend_id=self._around.candidates.backend_id(slot),
             price=price,
             reason="home" if slot == home else "content" if cached else "least_work",
             expected_cached_tokens=int(cached),
@@ -90,7 +90,7 @@ class HomingPolicy(EventlessPolicy):
             prefill_s=prefill_s,
         )
 
-    def _open_slots(self, question: Question) -> tuple[int, ...]:
+    def _open_slots(self, question: PlacementRequest) -> tuple[int, ...]:
         """Slots that may take a new session: near the mean of recent work, and within the load bound."""
         settings, load, shares = self._around.settings, self._around.load, question.shares
         slots, recent = question.slots, load.recent
@@ -109,7 +109,7 @@ class HomingPolicy(EventlessPolicy):
             return tuple(slot for slot in slots if recent[slot] <= limit) or slots
         return tuple(slot for slot in slots if recent[slot] <= limit * shares[slot]) or slots
 
-    def _within_load_bound(self, question: Question) -> tuple[int, ...]:
+    def _within_load_bound(self, question: PlacementRequest) -> tuple[int, ...]:
         settings, in_flight, shares = self._around.settings, self._around.load.in_flight, question.shares
         slots = question.slots
         floor = settings.load_bound_floor_requests
@@ -125,7 +125,7 @@ class HomingPolicy(EventlessPolicy):
         return tuple(kept) or slots
 
     def _shortlist(
-        self, question: Question, open_slots: tuple[int, ...], levels: list[Level]
+        self, question: PlacementRequest, open_slots: tuple[int, ...], levels: list[Level]
     ) -> Iterable[int]:
         """Slots worth pricing. Among equal content only the least wait can win, so few suffice."""
         if len(open_slots) <= _EVALUATE_ALL:
@@ -144,14 +144,14 @@ class HomingPolicy(EventlessPolicy):
         short[min(open_slots, key=wait.__getitem__)] = None
         return short
 
-    def _ring_slots(self, question: Question, allowed: frozenset[int], count: int) -> list[int]:
+    def _ring_slots(self, question: PlacementRequest, allowed: frozenset[int], count: int) -> list[int]:
         key = question.facts.session_key or question.facts.prompt_key
         if key is None:
             return []
-        roster = self._around.roster
-        return roster.ring.owners(key, count, allowed, roster.slot_of)
+        candidates = self._around.candidates
+        return candidates.ring.owners(key, count, allowed, candidates.slot_of)
 
-    def _break_ties(self, question: Question, priced: list[_Priced]) -> list[_Priced]:
+    def _break_ties(self, question: PlacementRequest, priced: list[_Priced]) -> list[_Priced]:
         """Move the ring's choice to the front if its price is as good as the best.
 
         The sessions of a lost backend choose between two successors by how many each has taken in, which

@@ -12,13 +12,13 @@ from gateway.replay.rivals.round_robin import RoundRobinPolicy
 from gateway.replay.rivals.session_ring import SessionRingPolicy
 from gateway.replay.rivals.session_table_least import SessionTableLeastPolicy
 from gateway.replay.rivals.weighted_scores import WeightedScoresPolicy
-from gateway.routing.placement_request import Policy, Surroundings
+from gateway.routing.placement_request import Policy, RoutingState
 from gateway.routing.policies.homing import HomingPolicy
 
 
-def make_policy(name: str, surroundings: Surroundings) -> Policy:
+def make_policy(name: str, state: RoutingState) -> Policy:
     """Return a new policy over this router's state. Raises KeyError for an unknown name."""
-    policies: dict[str, Callable[[Surroundings], Policy]] = {
+    policies: dict[str, Callable[[RoutingState], Policy]] = {
         "homing": HomingPolicy,
         "round_robin": RoundRobinPolicy,
         "least_request": LeastRequestPolicy,
@@ -29,4 +29,4 @@ def make_policy(name: str, surroundings: Surroundings) -> Policy:
         "kv_cost": KvCostPolicy,
         "weighted_scores": WeightedScoresPolicy,
     }
-    return policies[name](surroundings)
+    return policies[name](state)

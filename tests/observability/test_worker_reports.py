@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.observability.metrics import GatewayMetrics
 from gateway.observability.series import Gauge
-from gateway.observability.worker_reports import SILENT_AFTER_S, Siblings, shared_folder
+from gateway.observability.worker_reports import SILENT_AFTER_S, WorkerReports, shared_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,10 +34,10 @@ class Clock:
 
 
 class Member:
-    """One process with one counter and one gauge, as far as its siblings can tell."""
+    """One process with one counter and one gauge, as far as its worker_reports can tell."""
 
     def __init__(self, folder: Path, number: int, clock: Clock) -> None:
-        self.metrics = GatewayMetrics(Siblings(folder, number, clock=clock))
+        self.metrics = GatewayMetrics(WorkerReports(folder, number, clock=clock))
         self.metrics.add_state(self._state)
         self.num_in_flight = 0
 

@@ -27,7 +27,7 @@ def test_names() -> None:
     assert layout.index(7, BackendId("gpu-0")) == layout.index_prefix(7) + "gpu-0" == "homing:{07}:b:gpu-0"
     assert layout.names(7) == "homing:{07}:names"
     assert layout.probe(7) == "homing:{07}:probe"
-    assert layout.load_board == "homing:{00}:load"
+    assert layout.loads == "homing:{00}:load"
     assert (layout.moves_channel, layout.beat_channel("r1")) == ("homing:moves", "homing:beat:r1")
 
 

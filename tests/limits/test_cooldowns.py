@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.rests import Rests, parse_retry_after
+from gateway.limits.cooldowns import Cooldowns, parse_retry_after
 from gateway.values import BackendId
 
 A, B = BackendId("a"), BackendId("b")
@@ -44,12 +44,12 @@ def test_no_header_value_is_an_error(value: bytes) -> None:
 
 def test_a_rest_ends_and_is_capped() -> None:
     """Nobody rests longer than the cap, whatever it asked for; the last word counts."""
-    rests = Rests(60.0)
+    rests = Cooldowns(60.0)
     rests.note(A, 5.0, 0.0)
     rests.note(B, 1e6, 0.0)
-    assert rests.resting(4.9) == [A, B]
-    assert rests.resting(5.0) == [B]
-    assert rests.resting(60.0) == []
+    assert rests.cooling(4.9) == [A, B]
+    assert rests.cooling(5.0) == [B]
+    assert rests.cooling(60.0) == []
     rests.note(A, 50.0, 100.0)
     rests.note(A, 1.0, 100.0)
-    assert rests.resting(101.0) == []
+    assert rests.cooling(101.0) == []

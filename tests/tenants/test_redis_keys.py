@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from gateway.errors import CannotAuthenticate
 from gateway.redis_link.link import RedisLink
 from gateway.sessions.settings import RedisSettings
-from gateway.tenants.redis_keys import RedisKeyBook
+from gateway.tenants.redis_keys import RedisKeys
 
 pytestmark = pytest.mark.redis
 KEY = "key-of-tenant-a-0001"
@@ -24,7 +24,7 @@ async def test_a_key_is_found_by_its_digest_until_it_is_revoked(
 ) -> None:
     """As an operator adds it with HSET and takes it away with HDEL."""
     link = RedisLink(RedisSettings(url=shared_redis.url, budget_ms=2000), environ={})
-    book = RedisKeyBook(link, ttl_s=30.0, clock=link._clock)
+    book = RedisKeys(link, ttl_s=30.0, clock=link._clock)
     assert await book.prove(KEY, DIGEST) is None
     await redis.hset(BOOK, DIGEST.hex(), "team-a")
     assert await book.prove(KEY, DIGEST) == ("team-a", 30.0)
@@ -40,5 +40,5 @@ async def test_without_an_answer_nothing_is_known(shared_redis: RedisProcess, re
             await redis.set(BOOK, "text")
         link = RedisLink(RedisSettings(url=url, budget_ms=2000), environ={})
         with pytest.raises(CannotAuthenticate):
-            await RedisKeyBook(link, ttl_s=30.0, clock=link._clock).prove(KEY, DIGEST)
+            await RedisKeys(link, ttl_s=30.0, clock=link._clock).prove(KEY, DIGEST)
         await link.close()

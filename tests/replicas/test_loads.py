@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from sessions.harness import ManualClock
 
 from gateway.redis_link.link import RedisLink
-from gateway.replicas.loads import LIFETIME_S, MemoryLoadBoard, RedisLoadBoard
+from gateway.replicas.loads import LIFETIME_S, MemoryLoads, RedisLoads
 from gateway.sessions.settings import RedisSettings
 from gateway.values import BackendId
 
@@ -19,7 +19,7 @@ BOARD = "homing:{00}:load"
 
 async def test_alone_there_are_no_others() -> None:
     """The memory board has nobody else to count."""
-    board = MemoryLoadBoard()
+    board = MemoryLoads()
     await board.publish({A: (1.0, 2)})
     assert board.others() == {}
 
@@ -28,7 +28,7 @@ async def test_alone_there_are_no_others() -> None:
 async def test_each_replica_sees_the_sum_of_the_others(shared_redis: RedisProcess) -> None:
     """Of three replicas each sees what the two others wrote, added up, and not its own."""
     link = RedisLink(RedisSettings(url=shared_redis.url, budget_ms=1000), environ={})
-    boards = [RedisLoadBoard(link) for _ in range(3)]
+    boards = [RedisLoads(link) for _ in range(3)]
     for board in boards:
         await board.publish({A: (0.5, 1), B: (2.0, 3)})
     await boards[0].publish({A: (4.0, 7)})
@@ -43,7 +43,7 @@ async def test_old_load_is_forgotten(shared_redis: RedisProcess, redis: Redis) -
     """What was read is void after its lifetime; a replica that stopped writing is removed from the board."""
     clock = ManualClock()
     link = RedisLink(RedisSettings(url=shared_redis.url, budget_ms=1000), clock=clock, environ={})
-    board, gone = RedisLoadBoard(link, clock=clock), RedisLoadBoard(link, clock=clock)
+    board, gone = RedisLoads(link, clock=clock), RedisLoads(link, clock=clock)
     await gone.publish({A: (1.0, 1)})
     await board.publish({})
     assert board.others() == {A: (1.0, 1)}
@@ -63,7 +63,7 @@ async def test_old_load_is_forgotten(shared_redis: RedisProcess, redis: Redis) -
 async def test_nonsense_on_the_board_counts_as_idle(shared_redis: RedisProcess, redis: Redis) -> None:
     """Malformed fields and absurd numbers of others neither raise nor count."""
     link = RedisLink(RedisSettings(url=shared_redis.url, budget_ms=1000), environ={})
-    board, other = RedisLoadBoard(link), RedisLoadBoard(link)
+    board, other = RedisLoads(link), RedisLoads(link)
     await other.publish({A: (1.0, 1)})
     written_ms = (await redis.hvals(BOARD))[0].split(b" ")[0]
     for number, payload in enumerate(
@@ -82,7 +82,7 @@ async def test_board_away(shared_redis: RedisProcess) -> None:
     async with tcp_proxy("127.0.0.1", shared_redis.port) as proxy:
         proxy.garbage = b"?"
         link = RedisLink(RedisSettings(url=f"redis://127.0.0.1:{proxy.port}/0"), environ={})
-        board = RedisLoadBoard(link)
+        board = RedisLoads(link)
         await board.publish({A: (1.0, 1)})
         assert board.others() == {}
         await link.close()

@@ -15,7 +15,7 @@ from gateway.limits.allowance import Allowance, TenantUse
 from gateway.limits.settings import TenantLimits
 from gateway.redis_link.key_layout import KeyLayout
 from gateway.redis_link.link import RedisLink
-from gateway.replicas.tenant_use import LEASE_S, RedisTenantLedger
+from gateway.replicas.tenant_use import LEASE_S, RedisTenantUse
 from gateway.sessions.settings import RedisSettings
 
 pytestmark = pytest.mark.redis
@@ -32,15 +32,15 @@ async def link(shared_redis: RedisProcess) -> AsyncIterator[RedisLink]:
 @contextlib.asynccontextmanager
 async def started(
     link: RedisLink, in_flight: dict[str, int], clock: ManualClock | None = None
-) -> AsyncIterator[RedisTenantLedger]:
-    ledger = RedisTenantLedger(link, clock=clock or ManualClock())
+) -> AsyncIterator[RedisTenantUse]:
+    ledger = RedisTenantUse(link, clock=clock or ManualClock())
     ledger.start(lambda tenant: in_flight.get(tenant, 0))
     yield ledger
     await ledger.close()
 
 
 async def draw(
-    ledger: RedisTenantLedger, limits: TenantLimits, tokens: int = 0, in_flight: int = 1
+    ledger: RedisTenantUse, limits: TenantLimits, tokens: int = 0, in_flight: int = 1
 ) -> Allowance:
     allowance = await ledger.draw("a", limits, tokens, in_flight, FAR_S)
     assert allowance is not None

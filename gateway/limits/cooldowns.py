@@ -25,18 +25,18 @@ def parse_retry_after(value: bytes, now_wall_s: float) -> float | None:
     return min(max(0.0, seconds), MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None
 
 
-class Rests:
+class Cooldowns:
     """Until when each backend rests. At most one entry per backend that ever asked for it."""
 
-    def __init__(self, max_rest_s: float) -> None:
-        self.max_rest_s = max_rest_s
+    def __init__(self, max_cooldown_s: float) -> None:
+        self.max_cooldown_s = max_cooldown_s
         self._until_s: dict[BackendId, float] = {}
 
     def note(self, backend_id: BackendId, seconds: float, now_s: float) -> None:
         """Take in what a backend asked for; a later answer replaces an earlier one."""
-        self._until_s[backend_id] = now_s + min(seconds, self.max_rest_s)
+        self._until_s[backend_id] = now_s + min(seconds, self.max_cooldown_s)
 
-    def resting(self, now_s: float) -> list[BackendId]:
+    def cooling(self, now_s: float) -> list[BackendId]:
         """Return who rests now, and forget who no longer does. Costs one test when nobody does."""
         if not self._until_s:
             return []

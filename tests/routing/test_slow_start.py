@@ -8,7 +8,7 @@ from routing.routing_worlds import backend, bind, fleet, names, request
 
 from gateway.routing.router import Router
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.slow_start import Welcome
+from gateway.routing.slow_start import SlowStart
 from gateway.values import BackendId
 
 PROMPT = "a system prompt that every session has " * 200
@@ -61,7 +61,7 @@ def test_a_bound_session_is_never_taken_for_a_new_one() -> None:
 @given(st.lists(st.tuples(st.integers(0, 4), st.sets(st.integers(0, 4))), max_size=60))
 def test_credit_stays_small_and_belongs_to_warming_slots(events: list[tuple[int, set[int]]]) -> None:
     """Whatever joins and whatever is chosen, nobody is owed more than two sessions, and the warm nothing."""
-    welcome = Welcome()
+    welcome = SlowStart()
     for chosen, warming in events:
         welcome.note_new_session(chosen, dict.fromkeys(warming, 0.5), 2.0)
         assert welcome._credit.keys() <= warming
