@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from engine_adapter.engine import cpu_kernels
+from engine_adapter.engine.model import cpu_kernels
 from engine_adapter.engine.model.cpu_kernels import CPUKernels, fits, kernels_for
 from engine_adapter.engine.model.linear import make_linear
 from engine_adapter.engine.model.rope import rotate
+from paged_kv.cpu import native
 from paged_kv.cpu.native import compile_into, is_supported, native_library
-from paged_kv.kernels import native
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="no kernels for this processor")
 

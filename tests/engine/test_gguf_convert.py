@@ -14,7 +14,7 @@ import torch
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 from safetensors.torch import load_file
 
-from engine_adapter.engine import model_store
+from engine_adapter.engine.checkpoint import model_store
 from engine_adapter.engine.checkpoint.gguf_convert import convert_gguf
 from engine_adapter.engine.checkpoint.loader import ModelUnusable, expected_shapes, load_model
 from engine_adapter.engine.checkpoint.model_store import DEFAULT_MODEL_ID, prepare_model, verify_sha256

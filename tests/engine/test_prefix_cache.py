@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_adapter.engine import block_hash as naming
+from engine_adapter.engine.kv import block_hash as naming
 from engine_adapter.engine.kv.block_hash import (
     BlockHash,
     chain_hashes,

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from engine.test_engine_oracle import COMMON, NUM_OUTPUT_TOKENS, prompt_with, random_tokens, reusable_tokens
 from engine.tiny_models import generate, greedy_request, run_all, tiny_engine, tokens_of
-from engine_adapter.engine.tiers import tier_loads
 
 from engine_adapter.engine.core.llm_engine import LLMEngine
 from engine_adapter.engine.core.step_output import StepOutput
 from engine_adapter.engine.kv.prefix_cache import CachedBlock
+from engine_adapter.engine.kv.tiers import tier_loads
 from engine_adapter.engine.kv.tiers.load_planner import LoadPlanner
 from engine_adapter.engine.kv.tiers.tier_block import Tier
 from engine_adapter.engine.kv.tiers.tier_config import TierConfig

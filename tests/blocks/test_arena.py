@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paged_kv import memory
-from paged_kv.arena import KVArena
+from paged_kv.arena import HOST_ALIGNMENT_BYTES, KVArena, free_memory_bytes
 from paged_kv.backends.attention import AttentionBatch, make_backend
 from paged_kv.layout import KVDtype, KVLayout
 
@@ -23,7 +22,7 @@ def test_torch_and_numpy_see_the_same_bytes() -> None:
     tensor = arena.tensor()
     assert len(arena.storage) == LAYOUT.total_bytes
     assert tensor.data_ptr() == arena.storage.ctypes.data
-    assert tensor.data_ptr() % memory.HOST_ALIGNMENT_BYTES == 0
+    assert tensor.data_ptr() % HOST_ALIGNMENT_BYTES == 0
     assert not tensor.any()
     tensor.view(torch.bfloat16)[5] = 1.0
     assert arena.storage[10:12].tolist() == [0x80, 0x3F]
@@ -47,7 +46,7 @@ def test_an_unknown_device_is_refused() -> None:
 
 def test_free_memory_is_within_the_machine() -> None:
     """Some memory is free, and not more than there is."""
-    assert 0 < memory.free_memory_bytes() < 1 << 50
+    assert 0 < free_memory_bytes() < 1 << 50
 
 
 def test_backends_and_batches_refuse_what_does_not_fit_together() -> None:
@@ -77,7 +76,7 @@ def test_the_torch_backend_runs_without_cupy() -> None:
 import sys, torch
 from paged_kv.backends.attention import make_backend, AttentionBatch
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.arena import KVArena
+from paged_kv.arena import HOST_ALIGNMENT_BYTES, KVArena, free_memory_bytes
 layout = KVLayout(
     num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=8, dtype=KVDtype.FP8_E4M3
 )
@@ -97,7 +96,7 @@ def test_importing_the_package_needs_no_torch() -> None:
     """Layout, batch, memory and the interface are numpy only."""
     code = """
 import sys
-import paged_kv.backends.attention, paged_kv.memory, paged_kv.guards, paged_kv.transfers
+import paged_kv.backends.attention, paged_kv.arena, paged_kv.guards, paged_kv.transfers
 assert not {"torch", "cupy"} & set(sys.modules)
 """
     subprocess.run(
