@@ -76,7 +76,7 @@ def test_the_torch_backend_runs_without_cupy() -> None:
 import sys, torch
 from paged_kv.backends.attention import make_backend, AttentionBatch
 from paged_kv.layout import KVDtype, KVLayout
-from paged_kv.arena import HOST_ALIGNMENT_BYTES, KVArena, free_memory_bytes
+from paged_kv.arena import KVArena
 layout = KVLayout(
     num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=8, dtype=KVDtype.FP8_E4M3
 )
