@@ -25,7 +25,7 @@ from opentelemetry.util.types import AttributeValue
 from gateway.errors import GatewayError
 from gateway.request.tracing import RawHeaders, TracingSettings
 from gateway.request.turn import Turn
-from gateway.values import Api, Backend, BackendId
+from gateway.values import Api, Backend
 
 _CONTEXT_HEADERS: Final = (b"traceparent", b"tracestate")
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
@@ -83,7 +83,7 @@ class RequestSpans:
 
     def __init__(self, tracer: trace.Tracer, span: Span) -> None:
         self._tracer, self._span = tracer, span
-        self._attempts: dict[BackendId | None, Span] = {}  # under way: two while a request is hedged
+        self._attempt: Span | None = None  # the one under way
         context = span.get_span_context()
         self.trace_id = format(context.trace_id, "032x") if context.trace_flags.sampled else None
 
@@ -97,29 +97,28 @@ class RequestSpans:
             kind=SpanKind.CLIENT,
             attributes=attributes,
         )
-        self._attempts[None if backend is None else backend.backend_id] = attempt
+        self._attempt = attempt
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier, context=trace.set_span_in_context(attempt, Context()))
         kept = [one for one in raw_headers if one[0].lower() not in _CONTEXT_HEADERS]
         return [*kept, *((name.encode(), value.encode()) for name, value in carrier.items())]
 
     def fail_attempt(self, error: GatewayError) -> None:
-        for attempt in self._attempts.values():
-            _note_end(attempt, None, error)
-            attempt.end()
-        self._attempts.clear()
+        self._end_attempt(None, error)
 
     def finish(self, turn: Turn) -> None:
-        for backend_id, attempt in self._attempts.items():
-            if backend_id == turn.backend_id:  # another was given up for it
-                _note_end(attempt, turn.status, turn.error)
-            attempt.end()
-        self._attempts.clear()
+        self._end_attempt(turn.status, turn.error)
         span = self._span
         if span.is_recording():
             span.set_attributes(_attributes_of(turn))
             _note_end(span, turn.status, turn.error)
         span.end()
+
+    def _end_attempt(self, status: int | None, error: GatewayError | None) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            _note_end(attempt, status, error)
+            attempt.end()
 
 
 def _note_end(span: Span, status: int | None, error: GatewayError | None) -> None:

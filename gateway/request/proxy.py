@@ -24,7 +24,6 @@ from aiohttp import web
 from gateway.downstream.relay import ClientRelay, close_response
 from gateway.downstream.tunnel import tunnel
 from gateway.errors import GatewayError, ShuttingDown, UpstreamError
-from gateway.hedge import Hedge, may_hedge
 from gateway.limits.admission import QueueTicket
 from gateway.request.answer_head import answer_headers
 from gateway.request.answer_observer import AnswerObserver
@@ -57,8 +56,6 @@ class Proxy:
         self._has_backend_gates = parts.admission.has_backend_gates
         self.intake = parts.intake
         self._forwarder = Forwarder(parts)
-        hedge_after_s = parts.config.failover.hedge_after_s
-        self._hedge = None if hedge_after_s is None else Hedge(parts, self._forwarder, hedge_after_s)
         self._retries = parts.retries
         self._running = parts.in_flight.tasks
 
@@ -164,10 +161,7 @@ class Proxy:
 
     def _release(self, turn: Turn, reservation: Reservation) -> None:
         was_answered = turn.observer is not None and turn.error is None and not turn.is_client_gone
-        is_from_here = turn.backend_id == reservation.backend_id  # a hedge may have been quicker
-        self._parts.router.release(
-            reservation, self._clock(), turn.usage, completed=was_answered and is_from_here
-        )
+        self._parts.router.release(reservation, self._clock(), turn.usage, completed=was_answered)
         if self._has_backend_gates:
             self._admission.leave_backend(reservation.backend_id)
 
@@ -179,10 +173,7 @@ class Proxy:
             turn.num_races += 1
             return None  # another request bound this session first: its home is known now
         try:
-            if self._hedge is not None and may_hedge(turn.facts):
-                exchange = (await self._hedge.open(request, turn, decision)).exchange
-            else:
-                exchange = await self._forwarder.open(request, turn, decision)  # 5
+            exchange = await self._forwarder.open(request, turn, decision)  # 5
         except UpstreamError as error:
             self._forwarder.note_failure(decision.backend_id, error)
             if turn.trace is not None:
@@ -240,8 +231,7 @@ class Proxy:
             self._parts.handover.remember(turn)
         turn.body = turn.sent_body = b""  # no attempt can follow: give the memory back before a long stream
         turn.status = exchange.status
-        assert turn.decision is not None
-        backend_id = turn.decision.backend_id  # the reservation's, or that of a hedge that was quicker
+        backend_id = reservation.backend_id
         is_event_stream = _is_event_stream(exchange)
         observer = self._observe(turn, exchange, reservation, is_event_stream)
         try:

@@ -9,8 +9,6 @@ retries would multiply the load that makes it sick.
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from gateway.errors import GatewayError
@@ -23,9 +21,6 @@ class FailoverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Upstream attempts per client request, the first included."""
     retry_statuses: tuple[int, ...] = (502, 503, 504)
     """Statuses of a backend that another backend may cure. Add 429 to spread overload."""
-    hedge_after_s: float | None = None
-    """Embeddings, rerank, tokenize and the like without a session: after so long without an answer a second
-    backend is asked too. Taken from the retry budget; null is never."""
     budget_ratio: float = 0.2
     """Retries allowed per request seen, as a long-run share."""
     budget_min: int = 10
@@ -34,8 +29,6 @@ class FailoverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
             raise ValueError("max_attempts must be at least 1")
-        if self.hedge_after_s is not None and not 0 < self.hedge_after_s < math.inf:
-            raise ValueError("hedge_after_s must be above 0, or null for never")
         bad = [status for status in self.retry_statuses if status < 429 or status > 599]
         if bad:
             raise ValueError(f"retry_statuses must lie in 429..599, got {bad}")

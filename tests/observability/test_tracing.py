@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from fakes.backend import Turn, hang, reset, respond
+from fakes.backend import reset, respond
 from fakes.gateway_world import GatewayWorld
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -163,35 +163,6 @@ async def test_a_failover_shows_both_attempts(collector: Collector) -> None:
     ]
     assert len(worker_reports) == 2
     assert not [span for span in collector.spans(Span.SPAN_KIND_SERVER) if span.status.code == 2]
-
-
-async def test_both_attempts_of_a_hedged_request_are_spans(collector: Collector) -> None:
-    """The one that was given up ends too, without the status of the other."""
-    async with GatewayWorld(
-        2,
-        failover={"hedge_after_s": 0.01},
-        tracing={"is_enabled": True, "endpoint": collector.endpoint},
-    ) as one:
-        for backend in one.backends:
-            backend.default = respond(b"{}")
-        asked: list[str] = []
-
-        async def silent_once(turn: Turn) -> None:
-            asked.append("")
-            await (hang() if len(asked) == 1 else respond(b"{}"))(turn)
-
-        for backend in one.backends:
-            backend.default = silent_once
-        body = {"model": "fake-model", "input": "x"}
-        answer = await one.client.post("/v1/embeddings", json=body)
-    assert answer.status_code == 200
-    statuses = {
-        attributes(span)["homing.backend"]: attributes(span).get("http.response.status_code")
-        for span in collector.spans(Span.SPAN_KIND_CLIENT)
-    }
-    assert len(statuses) == 2
-    assert statuses.pop(answer.headers["x-homing-backend"]) == 200
-    assert list(statuses.values()) == [None]
 
 
 async def test_buckets_and_access_lines_name_the_trace(collector: Collector) -> None:
