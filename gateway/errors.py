@@ -186,9 +186,17 @@ class UpstreamConnectFailed(UpstreamError):
 
 
 class UpstreamReset(UpstreamError):
-    """The connection ended before the response head was complete."""
+    """The connection ended before the response head was complete.
+
+    `is_stale`: it had served a request before, and ended without a single byte of an answer to this one. The
+    backend may have closed it as idle in the moment in which it was used again.
+    """
 
     code = "upstream_reset"
+
+    def __init__(self, message: str, *, is_stale: bool = False) -> None:
+        super().__init__(message)
+        self.is_stale = is_stale
 
 
 class UpstreamUnavailable(UpstreamError):

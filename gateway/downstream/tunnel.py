@@ -20,7 +20,8 @@ from aiohttp.http import WebSocketReader
 
 from gateway.downstream.connection import ClientConnection
 from gateway.downstream.relay import close_response
-from gateway.upstream.exchange import Carrier, Exchange
+from gateway.upstream.answer import Carrier
+from gateway.upstream.exchange import Exchange
 
 _HEAD = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
 

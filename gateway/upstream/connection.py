@@ -1,16 +1,22 @@
-"""One HTTP/1.1 connection to a backend: bytes in, one exchange at a time out.
+"""One HTTP/1.1 connection to a backend: bytes in, one answer at a time out.
 
 Decision: httptools (llhttp, strict) is the judge of framing; conflicting lengths, bad chunks and garbage
-fail the exchange and close the connection. A connection is reused only after a complete answer with
+fail the answer and close the connection. A connection is reused only after a complete answer with
 keep-alive, with nothing behind it and the whole request sent.
 
-Invariant: `deadline_s` always says when the current phase is over; the pool's clock compares it, so no
+The phases and the moves between them are the table `_NEXT`; an illegal move is an assertion, not a state:
+
+    IDLE ──▶ SENT ──▶ HEAD ──▶ BODY ──▶ COMPLETE ──▶ IDLE
+                        └────▶ TUNNEL                       each of them ──▶ CLOSED
+
+Invariant: `deadline_s` always says when the current phase is over. The pool's clock compares it, so no
 phase can hang and no timer is made per request:
 
-    idle            now + idle_expiry_s            -> closed
-    waiting head    sent + first_byte_timeout_s    -> UpstreamTimeout; header bytes that drip do not help
-    body            last read + idle_timeout_s     -> UpstreamTimeout
-    body, paused    never: the client is slow, not the backend
+    IDLE            now + idle_expiry_s            -> closed
+    SENT, HEAD      sent + first_byte_timeout_s    -> UpstreamTimeout; header bytes that drip do not help
+    BODY, TUNNEL    last read + idle_timeout_s     -> UpstreamTimeout
+    BODY, paused    never: the client is slow, not the backend
+    CLOSED          now + GOODBYE_S after `close`, never after `drop`
 
 Knows nothing of pools' bounds, of retries or of clients.
 """
@@ -18,8 +24,9 @@ Knows nothing of pools' bounds, of retries or of clients.
 from __future__ import annotations
 
 import asyncio
+import enum
 import math
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import httptools
 
@@ -30,9 +37,39 @@ from gateway.errors import (
     UpstreamTimeout,
     UpstreamTruncated,
 )
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.lost_peer import notice_lost_peer
 from gateway.upstream.settings import UpstreamSettings
+
+GOODBYE_S: Final = 5.0
+"""For the TLS closing handshake; without TLS it takes a moment."""
+READ_SIZE_BYTES: Final = 262_144
+"""What one read of the socket may bring (asyncio and uvloop alike)."""
+
+
+class Phase(enum.Enum):
+    """Where a connection stands with the request it serves."""
+
+    IDLE = enum.auto()  # open, serves nothing
+    SENT = enum.auto()  # request written, no byte of an answer yet
+    HEAD = enum.auto()  # the head has begun to arrive
+    BODY = enum.auto()  # the head is complete
+    COMPLETE = enum.auto()  # the answer is complete, and the connection not yet given back
+    TUNNEL = enum.auto()  # the backend has switched protocols
+    CLOSED = enum.auto()  # closing or closed; serves nothing any more
+
+
+_NEXT: Final = {
+    Phase.IDLE: frozenset({Phase.SENT, Phase.CLOSED}),
+    Phase.SENT: frozenset({Phase.HEAD, Phase.CLOSED}),
+    Phase.HEAD: frozenset({Phase.BODY, Phase.TUNNEL, Phase.CLOSED}),
+    Phase.BODY: frozenset({Phase.COMPLETE, Phase.CLOSED}),
+    Phase.COMPLETE: frozenset({Phase.IDLE, Phase.CLOSED}),
+    Phase.TUNNEL: frozenset({Phase.CLOSED}),
+    Phase.CLOSED: frozenset({Phase.CLOSED}),
+}
+
+_IDLE, _SENT, _HEAD, _BODY, _COMPLETE, _TUNNEL, _CLOSED = Phase
 
 
 class ConnectionOwner(Protocol):
@@ -45,18 +82,16 @@ class ConnectionOwner(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """The protocol object of one socket. One exchange at a time; no pipelining."""
+    """The protocol object of one socket. One answer at a time; no pipelining."""
 
     __slots__ = (
+        "_answer",
         "_body_pieces",
-        "_exchange",
-        "_has_head",
         "_has_no_body",
         "_header_bytes",
         "_is_head_request",
-        "_is_message_complete",
         "_is_paused",
-        "_is_reusable",
+        "_keeps_alive",
         "_loop",
         "_num_overhead_bytes",
         "_owner",
@@ -64,8 +99,9 @@ class UpstreamConnection(asyncio.Protocol):
         "_settings",
         "_transport",
         "deadline_s",
-        "has_response_bytes",
+        "is_reused",
         "on_body",
+        "phase",
     )
 
     def __init__(
@@ -75,24 +111,27 @@ class UpstreamConnection(asyncio.Protocol):
         self._settings = settings
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._exchange: Exchange | None = None
+        self._answer: UpstreamAnswer | None = None
         self._body_pieces: list[bytes] = []
         self.on_body = self._body_pieces.append  # httptools' callback, without a call of our own
         self._parser = httptools.HttpResponseParser(self)
-        self._is_paused = False
+        self.phase = _IDLE
         self.deadline_s = math.inf
-        self._start_message(is_head_request=False)
-
-    def _start_message(self, *, is_head_request: bool) -> None:
-        """Forget the previous answer."""
-        self._is_head_request = is_head_request
-        self.has_response_bytes = False
-        self._has_head = False
+        self.is_reused = False  # it has served a request before the one under way
+        self._is_paused = False
+        self._is_head_request = False
         self._has_no_body = False
+        self._keeps_alive = False  # the complete answer allows another request
         self._header_bytes = 0
         self._num_overhead_bytes = 0
-        self._is_message_complete = False
-        self._is_reusable = False
+
+    def __repr__(self) -> str:
+        paused = ", paused" if self._is_paused else ""
+        return f"<UpstreamConnection {self.phase.name}{paused}>"
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in _NEXT[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase
 
     # -- for the pool
 
@@ -101,53 +140,55 @@ class UpstreamConnection(asyncio.Protocol):
         """Nothing has told us yet that the backend closed this connection."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(
-        self, head: bytes, body: bytes, *, is_head_request: bool, may_upgrade: bool = False
-    ) -> tuple[Exchange, asyncio.Future[None]]:
-        """Start one exchange. The future is done when the head has come; it raises Upstream errors."""
-        assert self._transport is not None
-        assert self._exchange is None
-        self._start_message(is_head_request=is_head_request)
-        head_future = self._loop.create_future()
-        exchange = self._exchange = Exchange(self, head_future, self._settings.max_early_body_bytes)
-        exchange.may_upgrade = may_upgrade
+    def start(
+        self, answer: UpstreamAnswer, head: bytes, body: bytes, *, is_head_request: bool = False
+    ) -> None:
+        """Send one request; `answer` gets what comes back."""
+        transport = self._transport
+        assert transport is not None
+        self._enter(_SENT)
+        self._answer = answer
+        answer.carrier = self
+        self._is_head_request = is_head_request
+        self._has_no_body = self._keeps_alive = False
+        self._header_bytes = self._num_overhead_bytes = 0
         self.deadline_s = self._loop.time() + self._settings.first_byte_timeout_s
         if body:
-            self._transport.writelines((head, body))
+            transport.writelines((head, body))
         else:
-            self._transport.write(head)
-        return exchange, head_future
+            transport.write(head)
 
     def expire(self) -> None:
         """The deadline has passed."""
-        if self._exchange is None:
-            if self.is_usable:
-                self.close()
-            else:
-                self.drop()  # the peer does not answer our goodbye
-        elif not self._has_head:
+        phase = self.phase
+        if phase is _IDLE and self.is_usable:
+            self.close()
+        elif phase is _SENT or phase is _HEAD:
             limit_s = self._settings.first_byte_timeout_s
             self._fail(UpstreamTimeout(f"the backend sent no response head within {limit_s:g} s"))
-        else:
+        elif phase is _BODY:
             limit_s = self._settings.idle_timeout_s
             self._fail(
                 UpstreamTimeout(f"the backend sent nothing for {limit_s:g} s in the middle of its answer")
             )
+        else:
+            self.drop()  # a silent tunnel, or a peer that does not answer our goodbye
 
     def close(self) -> None:
         """Close a connection that serves nothing; `expire` cuts it when that takes too long."""
+        self._enter(_CLOSED)
         self.deadline_s = self._loop.time() + GOODBYE_S
         if self._transport is not None:
             self._transport.close()
 
     def stop(self) -> None:
         """Close at once, whatever it serves."""
-        if self._exchange is not None:
+        if self._answer is not None:
             self._fail(self._early_end(None))
         else:
             self.close()
 
-    # -- Carrier: for the exchange
+    # -- Carrier: for the answer
 
     def pause_body(self) -> None:
         if not self._is_paused and self.is_usable:
@@ -164,8 +205,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def drop(self) -> None:
-        """The exchange has been given up: the rest of its answer must reach nobody."""
-        self._exchange = None
+        """The answer has been given up: the rest of it must reach nobody."""
+        self._answer = None
+        self._enter(_CLOSED)
         self.deadline_s = math.inf
         if self._transport is not None:
             self._transport.abort()
@@ -177,52 +219,67 @@ class UpstreamConnection(asyncio.Protocol):
         notice_lost_peer(transport.get_extra_info("socket"), self._settings.unacknowledged_timeout_s)
 
     def data_received(self, data: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None:
+        answer = self._answer
+        if answer is None:
             self.drop()  # nobody asked: bytes behind a complete answer, or after an abort
             return
-        had_head = self._has_head
+        had_head = self.phase is _BODY
         if had_head:
             self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
-        else:
-            self.has_response_bytes = True
+        elif self.phase is _SENT:
+            self._enter(_HEAD)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._on_upgrade(exchange, data[upgrade.args[0] :])
+            self._on_upgrade(answer, data[upgrade.args[0] :])
             return
         except httptools.HttpParserError as exc:
-            if not self._is_message_complete:
-                self._fail(self._framing_error(exc))
+            if self.phase is not _COMPLETE:
+                self._fail(self._framing_error(exc, is_announced=had_head), is_announced=had_head)
                 return
-            self._is_reusable = False  # a complete answer with something behind it
+            self._keeps_alive = False  # a complete answer with something behind it
+        phase = self.phase
+        if phase is _BODY and had_head:  # first: a stream passes here once per token
+            pieces = self._body_pieces
+            if pieces:
+                self._num_overhead_bytes = 0
+                data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                pieces.clear()
+                answer.on_data(data, False)
+            else:
+                self._count_overhead(len(data), is_announced=True)
+        elif phase is _COMPLETE:
+            self._push_last(answer, is_announced=had_head)
+        elif phase is _BODY:
+            self._announce(answer)
+        else:
+            self._count_overhead(len(data), is_announced=False)
+
+    def _announce(self, answer: UpstreamAnswer) -> None:
+        """The head is complete and the answer is not: tell the head, then what came with it of the body."""
+        answer.on_head()
         pieces = self._body_pieces
-        if self._is_message_complete:
-            self._push_last(exchange)
-        elif pieces:  # here and not in a function of its own: a stream passes here once per token
-            self._num_overhead_bytes = 0
+        if pieces:
             data = b"".join(pieces)
             pieces.clear()
-            exchange.on_data(data, False)
-        else:
-            self._count_overhead(len(data))
-        if self._has_head and not had_head:
-            exchange.on_head()
+            if self._answer is answer:  # it may have been given up because of its head
+                answer.on_data(data, False)
 
     def eof_received(self) -> None:
         """The backend sends no more: the end of a body without a length, or an early end."""
-        exchange = self._exchange
-        if exchange is None:
+        answer = self._answer
+        if answer is None:
             return
-        if self._has_head and exchange.content_length is None and not exchange.is_chunked:
-            self._is_message_complete = True
-            self._push_last(exchange)
+        if self.phase is _BODY and answer.content_length is None and not answer.is_chunked:
+            self._enter(_COMPLETE)
+            self._push_last(answer, is_announced=True)
         else:
             self._fail(self._early_end(None))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._exchange is not None:
+        if self._answer is not None:
             self._fail(self._early_end(exc))
+        self._enter(_CLOSED)
         self._transport = None
         self.deadline_s = math.inf
         self._owner.on_lost(self)
@@ -230,82 +287,84 @@ class UpstreamConnection(asyncio.Protocol):
     # -- httptools callbacks
 
     def on_message_begin(self) -> None:
-        if self._is_message_complete:
+        if self.phase is _COMPLETE:
             raise _Refused("it sent more than one answer")
 
     def on_status(self, reason: bytes) -> None:
-        if self._exchange is not None:
-            self._exchange.reason += reason  # in pieces when the line is cut
+        if self._answer is not None:
+            self._answer.reason += reason  # in pieces when the line is cut
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        exchange = self._exchange
-        if self._has_head or exchange is None:
+        answer = self._answer
+        if self.phase is not _HEAD or answer is None:
             return  # a trailer: hop-by-hop for us, and the head has gone out
         self._header_bytes += len(name) + len(value)
-        headers = exchange.headers
+        headers, settings = answer.headers, self._settings
         if (
-            self._header_bytes > self._settings.max_response_header_bytes
-            or len(headers) >= self._settings.max_response_headers
+            self._header_bytes > settings.max_response_header_bytes
+            or len(headers) >= settings.max_response_headers
         ):
             raise _Refused("its head is larger than max_response_header_bytes or max_response_headers")
         headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        exchange = self._exchange
-        if exchange is None or self._is_message_complete:
+        answer = self._answer
+        if answer is None or self.phase is not _HEAD:
             return
         status = self._parser.get_status_code()
-        if status == 101 and exchange.may_upgrade:
+        if status == 101 and answer.may_upgrade:
             return
         if status < 200:
-            exchange.headers.clear()  # interim: the real answer follows
-            exchange.reason = b""
+            answer.headers.clear()  # interim: the real answer follows
+            answer.reason = b""
             return
-        self._read_framing(exchange)
-        exchange.status = status
-        self._has_head = True
+        self._read_framing(answer)
+        answer.status = status
+        self._enter(_BODY)
         self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
         if self._is_head_request or status in (204, 304):
             # llhttp cannot be told that no body follows, so this connection ends here unless llhttp
             # sees that by itself (no length given).
             self._has_no_body = True
-            self._is_message_complete = True
+            self._enter(_COMPLETE)
 
-    def _read_framing(self, exchange: Exchange) -> None:
+    def _read_framing(self, answer: UpstreamAnswer) -> None:
         """Note how the body is delimited; llhttp has refused double and conflicting lengths already."""
-        for name, value in exchange.headers:
+        for name, value in answer.headers:
             if name == b"content-length":
-                exchange.content_length = int(value)
+                answer.content_length = int(value)
             elif name == b"transfer-encoding":
-                if exchange.is_chunked or value.strip().lower() != b"chunked":
+                if answer.is_chunked or value.strip().lower() != b"chunked":
                     raise _Refused(f"its transfer coding {value!r} is not `chunked` alone")
-                exchange.is_chunked = True
+                answer.is_chunked = True
 
     def on_message_complete(self) -> None:
-        if self._has_head:
-            self._is_message_complete = True
+        if self.phase is _BODY:
+            self._enter(_COMPLETE)
+        if self.phase is _COMPLETE:
             # llhttp forgets this as soon as the callback returns
-            self._is_reusable = self._parser.should_keep_alive()
+            self._keeps_alive = self._parser.should_keep_alive()
 
     # -- ends
 
-    def _on_upgrade(self, exchange: Exchange, early: bytes) -> None:
+    def _on_upgrade(self, answer: UpstreamAnswer, early: bytes) -> None:
         """`101`: from here on the bytes are not HTTP. They wait until somebody takes the transport over."""
-        if not exchange.may_upgrade:
+        if not answer.may_upgrade:
             self._fail(UpstreamProtocolError("the backend switched protocols without being asked"))
             return
         assert self._transport is not None
-        self._has_head = True
+        self._enter(_TUNNEL)
+        self.touch()
         self._transport.pause_reading()
-        exchange.status = 101
-        exchange.early = early
-        exchange.on_head()
+        answer.status = 101
+        answer.early = early
+        answer.on_head()
 
     def take_over(self) -> asyncio.Transport:
         """Give the transport of an upgraded connection away; its new protocol must still report
         `connection_lost` here, so that the pool knows."""
         assert self._transport is not None
-        self._exchange = None
+        self._answer = None
         self.touch()
         return self._transport
 
@@ -313,13 +372,16 @@ class UpstreamConnection(asyncio.Protocol):
         """A tunnel is alive: its idle time starts again."""
         self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
 
-    def _push_last(self, exchange: Exchange) -> None:
-        """Hand over the rest of a complete answer, and let go of its exchange."""
-        data = b"" if self._has_no_body else b"".join(self._body_pieces)
-        self._body_pieces.clear()
-        self._exchange = None
+    def _push_last(self, answer: UpstreamAnswer, *, is_announced: bool) -> None:
+        """Let go of a complete answer, then hand over the rest of it."""
+        pieces = self._body_pieces
+        data = b"" if self._has_no_body else pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._answer = answer.carrier = None
         self._release()
-        exchange.on_data(data, True)
+        if not is_announced:
+            answer.on_head()
+        answer.on_data(data, True)
 
     def _release(self) -> None:
         """Back to the pool, or closed."""
@@ -329,50 +391,50 @@ class UpstreamConnection(asyncio.Protocol):
         if transport.get_write_buffer_size() > 0:
             self.drop()  # it answered before it had read everything (an early 413), and may never do so
             return
-        if not self._is_reusable:
+        if not self._keeps_alive:
             self.close()
             return
         if self._is_paused:
             self._is_paused = False
             transport.resume_reading()
+        self._enter(_IDLE)
+        self.is_reused = True
         self.deadline_s = self._loop.time() + self._settings.idle_expiry_s
         self._owner.on_idle(self)
 
-    def _fail(self, error: UpstreamError) -> None:
-        """Tell the exchange, and never use this connection again."""
-        exchange, self._exchange = self._exchange, None
+    def _fail(self, error: UpstreamError, *, is_announced: bool = True) -> None:
+        """Tell the answer, and never use this connection again."""
+        answer, has_head = self._answer, self.phase is _BODY
         self.drop()
-        if exchange is not None:
-            if self._body_pieces and self._has_head:
-                exchange.on_data(b"".join(self._body_pieces), False)  # good bytes before the bad one
-            self._body_pieces.clear()
-            exchange.on_failure(error)
+        if answer is not None:
+            answer.carrier = None
+            pieces = self._body_pieces
+            if pieces and has_head and is_announced:
+                answer.on_data(b"".join(pieces), False)  # good bytes before the bad one
+            pieces.clear()
+            answer.on_failure(error)
 
-    def _count_overhead(self, num_bytes: int) -> None:
+    def _count_overhead(self, num_bytes: int, *, is_announced: bool) -> None:
         """Bound what arrives without becoming body: an endless head, chunk extension or trailer."""
         self._num_overhead_bytes += num_bytes
         if self._num_overhead_bytes > self._settings.max_response_header_bytes + READ_SIZE_BYTES:
-            self._fail(
-                self._framing_error(_Refused("it sent too many bytes of head, chunk sizes or trailers"))
-            )
+            refusal = _Refused("it sent too many bytes of head, chunk sizes or trailers")
+            self._fail(self._framing_error(refusal, is_announced=is_announced))
 
-    def _framing_error(self, exc: Exception) -> UpstreamError:
+    def _framing_error(self, exc: Exception, *, is_announced: bool) -> UpstreamError:
         """Say what was wrong; once the head has been announced it is too late to try another backend."""
         refusal = exc if isinstance(exc, _Refused) else exc.__context__
         reason = str(refusal) if isinstance(refusal, _Refused) else f"invalid HTTP/1.1 ({exc})"
-        if self._exchange is not None and self._exchange.has_head:
+        if is_announced:
             return UpstreamTruncated(f"the backend's answer broke off: {reason}")
         return UpstreamProtocolError(f"the backend's answer is not acceptable: {reason}")
 
     def _early_end(self, exc: Exception | None) -> UpstreamError:
         how = "reset" if isinstance(exc, ConnectionError) else "closed"
-        if self._has_head:
+        if self.phase is _BODY:
             return UpstreamTruncated(f"the backend {how} the connection before its answer was complete")
-        return UpstreamReset(f"the backend {how} the connection before a complete response head")
-
-
-GOODBYE_S = 5.0  # for the TLS closing handshake; without TLS it takes a moment
-READ_SIZE_BYTES = 262_144  # what one read of the socket may bring (asyncio and uvloop alike)
+        message = f"the backend {how} the connection before a complete response head"
+        return UpstreamReset(message, is_stale=self.is_reused and self.phase is _SENT)
 
 
 class _Refused(Exception):

@@ -1,9 +1,8 @@
-"""One request's answer, as the proxy sees it: head first, then the body pushed into a sink.
+"""An answer for code that awaits: head first, then the body pushed into a sink.
 
 Invariants: the bytes of the body reach the sink unaltered and in order; what one read of the socket
 brought is pushed in one call; when the whole answer is here already, `relay` does not suspend. After the
 end, or after `abort`, this object holds no connection, so it cannot touch the next request's answer.
-Knows nothing of HTTP framing (see `connection`) and nothing of clients.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from gateway.errors import UpstreamError, UpstreamReset
+from gateway.errors import UpstreamError
+from gateway.upstream.answer import UpstreamAnswer
 
 
 class BodySource(Protocol):
@@ -33,68 +33,45 @@ class BodySink(Protocol):
         that held back its head to save a system call lets it go now."""
 
 
-class Carrier(Protocol):
-    """The connection below, as far as an exchange needs it."""
-
-    def pause_body(self) -> None: ...
-
-    def resume_body(self) -> None: ...
-
-    def drop(self) -> None: ...
-
-    def take_over(self) -> asyncio.Transport: ...
-
-    def touch(self) -> None: ...
-
-    def connection_lost(self, exc: Exception | None) -> None: ...
-
-
-class Exchange:
-    """The answer to one request. Made by `UpstreamPool.open` when its head is complete."""
+class Exchange(UpstreamAnswer):
+    """The answer to one request. Returned by `UpstreamPool.open` when its head is complete."""
 
     __slots__ = (
-        "_carrier",
         "_end",
         "_error",
         "_head",
-        "_is_complete",
         "_max_early_bytes",
         "_num_early_bytes",
         "_pending",
         "_sink",
-        "content_length",
-        "early",
-        "headers",
-        "is_chunked",
-        "may_upgrade",
-        "reason",
-        "status",
+        "is_complete",
     )
 
-    def __init__(self, carrier: Carrier, head: asyncio.Future[None], max_early_bytes: int) -> None:
-        self._carrier: Carrier | None = carrier
-        self._head = head
+    def __init__(self, head: asyncio.Future[None], max_early_bytes: int) -> None:
+        """`head` is done when the head has come; it raises what `on_failure` was told before."""
+        super().__init__()
+        self._head: asyncio.Future[None] | None = head
         self._end: asyncio.Future[None] | None = None
         self._sink: BodySink | None = None
         self._pending: list[bytes] = []
         self._num_early_bytes = 0
         self._max_early_bytes = max_early_bytes
-        self._is_complete = False
         self._error: UpstreamError | None = None
-        self.status = 0
-        self.reason = b""
-        self.headers: list[tuple[bytes, bytes]] = []  # names in lower case, as received otherwise
-        self.is_chunked = False
-        self.content_length: int | None = None
-        self.may_upgrade = False
-        self.early = b""  # bytes of the new protocol that came with a 101
+        self.is_complete = False  # the whole body has arrived; it may still wait to be relayed
 
-    @property
-    def is_complete(self) -> bool:
-        """The whole body has arrived (it may still wait to be relayed)."""
-        return self._is_complete
+    # -- for whoever awaits
 
-    # -- for the proxy
+    async def head_arrived(self) -> Exchange:
+        """Return itself when the head is complete. Raises UpstreamError; cancelling aborts the exchange."""
+        head = self._head
+        assert head is not None
+        try:
+            await head
+        except BaseException:
+            self.abort()
+            del head, self  # the error knows this place: leave no cycle to the collector
+            raise
+        return self
 
     async def relay(self, sink: BodySink) -> None:
         """Push the body into `sink` until its end.
@@ -104,14 +81,14 @@ class Exchange:
         """
         sink.attach(self)
         pending, self._pending = self._pending, []
-        sink.on_data(pending[0] if len(pending) == 1 else b"".join(pending), self._is_complete)
+        sink.on_data(pending[0] if len(pending) == 1 else b"".join(pending), self.is_complete)
         if self._error is not None:
             raise self._error
-        if self._is_complete:
+        if self.is_complete:
             return
         self._sink = sink
         if self._num_early_bytes > self._max_early_bytes:
-            self.resume()  # on_early_data had stopped the reading
+            self.resume()  # _keep_early had stopped the reading
         self._end = asyncio.get_running_loop().create_future()
         try:
             await self._end
@@ -127,57 +104,28 @@ class Exchange:
 
     def fail(self, error: UpstreamError) -> None:
         """Close the connection and make the relay that runs, or is to come, raise `error`."""
-        carrier = self._carrier
+        carrier, self.carrier = self.carrier, None
         self.on_failure(error)
         if carrier is not None:
             carrier.drop()
 
-    def take_over(self) -> tuple[Carrier, asyncio.Transport]:
-        """Of an upgraded exchange (status 101): its connection and the transport, which is not read yet.
-
-        The new protocol must call the connection's `connection_lost`, and `touch` when bytes pass.
-        Raises UpstreamReset when the backend has closed meanwhile.
-        """
-        carrier, self._carrier = self._carrier, None
-        if self.status != 101 or carrier is None:
-            raise UpstreamReset("the backend closed the connection right after its upgrade")
-        return carrier, carrier.take_over()
-
     def abort(self) -> None:
         """Stop at once and close the connection, unless the answer is complete. Idempotent."""
-        self._error = self._end = None  # they know who waited, who knows us: leave no cycle to the collector
+        self._error = self._end = self._head = None  # they know who waited, who knows us: leave no cycle to the collector
         self._sink = None
         self._pending = []
-        carrier, self._carrier = self._carrier, None
-        if carrier is not None:
-            carrier.drop()
+        super().abort()
 
-    def pause(self) -> None:
-        if self._carrier is not None:
-            self._carrier.pause_body()
-
-    def resume(self) -> None:
-        if self._carrier is not None:
-            self._carrier.resume_body()
-
-    # -- for the connection
-
-    @property
-    def has_head(self) -> bool:
-        """The head has been announced: whoever sent the request may have acted on it."""
-        return self._head.done()
+    # -- called by the connection
 
     def on_head(self) -> None:
-        """The head's fields are filled in."""
-        if not self._head.done():
+        if self._head is not None and not self._head.done():
             self._head.set_result(None)
 
     def on_data(self, data: bytes, is_last: bool) -> None:
-        """Body bytes from one read; `is_last` when they complete the body."""
         sink = self._sink
         if is_last:
-            self._is_complete = True
-            self._carrier = None
+            self.is_complete = True
         if sink is None:
             self._keep_early(data, is_last)
             return
@@ -188,11 +136,9 @@ class Exchange:
                 self._end.set_result(None)
 
     def on_failure(self, error: UpstreamError) -> None:
-        """The connection is gone, or must go, before the answer was complete."""
         self._error = error
-        self._carrier = None
         self._sink = None
-        waiter = self._head if not self._head.done() else self._end
+        waiter = self._head if self._head is not None and not self._head.done() else self._end
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
 

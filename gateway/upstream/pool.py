@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from gateway.errors import Overloaded, UpstreamConnectFailed, UpstreamReset
 from gateway.upstream.address import Address, parse_base_url
+from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.connection import UpstreamConnection
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.forbidden_peer import refuse_forbidden_peer
@@ -88,17 +89,48 @@ class UpstreamPool:
         this machine has no descriptor left. Cancelling closes the connection that was in use.
         With `may_upgrade` the answer may be a 101, to be tunnelled.
         """
-        connection = self._take_idle()
-        if connection is not None:
-            self._num_reused += 1
+        is_head_request = method == "HEAD"
+        exchange = self._make_exchange(may_upgrade)
+        if self.start_on_idle(exchange, head, body, is_head_request=is_head_request):
             try:
-                return await _exchange_on(connection, head, body, method, may_upgrade)
-            except UpstreamReset:
-                if connection.has_response_bytes or not replayable:
+                return await exchange.head_arrived()
+            except UpstreamReset as error:
+                if not (error.is_stale and replayable):
                     raise
-                self._num_stale += 1
-        connection = await self._connect()
-        return await _exchange_on(connection, head, body, method, may_upgrade)
+            exchange = self._make_exchange(may_upgrade)
+            self.note_stale()
+        connection = await self.connect()
+        connection.start(exchange, head, body, is_head_request=is_head_request)
+        return await exchange.head_arrived()
+
+    def start_on_idle(
+        self, answer: UpstreamAnswer, head: bytes, body: bytes, *, is_head_request: bool = False
+    ) -> bool:
+        """Send one request on a connection that is open already. False: there is none, see `connect`."""
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if connection.is_usable:
+                self._num_reused += 1
+                connection.start(answer, head, body, is_head_request=is_head_request)
+                return True
+        return False
+
+    def note_stale(self) -> None:
+        """A request is sent again because its connection had been closed by the backend (`is_stale`)."""
+        self._num_stale += 1
+
+    def _make_exchange(self, may_upgrade: bool) -> Exchange:
+        exchange = Exchange(self._loop.create_future(), self._settings.max_early_body_bytes)
+        exchange.may_upgrade = may_upgrade
+        return exchange
+
+    def __repr__(self) -> str:
+        stats = self.stats()
+        return (
+            f"<UpstreamPool {self.address.host_header.decode()}: {stats.num_idle} idle, "
+            f"{stats.num_active} active, {stats.num_connecting} connecting>"
+        )
 
     def stats(self) -> PoolStats:
         return PoolStats(
@@ -151,14 +183,11 @@ class UpstreamPool:
                 self._all_lost = self._loop.create_future()
             await asyncio.wait((self._all_lost,), timeout=timeout_s)
 
-    def _take_idle(self) -> UpstreamConnection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_usable:
-                return connection
-        return None
+    async def connect(self) -> UpstreamConnection:
+        """Open a connection; the caller must `start` a request on it, or close it.
 
-    async def _connect(self) -> UpstreamConnection:
+        Raises UpstreamConnectFailed, or Overloaded when this machine has no descriptor left.
+        """
         if self._is_closed:
             raise UpstreamConnectFailed("this backend has been removed")
         if len(self._connections) + self._num_connecting >= self._settings.max_connections:
@@ -239,21 +268,6 @@ class UpstreamPool:
             self._ticker = self._loop.call_later(self._tick_s, self._tick)
         else:
             self._ticker = None
-
-
-async def _exchange_on(
-    connection: UpstreamConnection, head: bytes, body: bytes, method: str, may_upgrade: bool
-) -> Exchange:
-    exchange, head_future = connection.send(
-        head, body, is_head_request=method == "HEAD", may_upgrade=may_upgrade
-    )
-    try:
-        await head_future
-    except BaseException:
-        exchange.abort()
-        del exchange, head_future  # the error knows this place: leave no cycle to the collector
-        raise
-    return exchange
 
 
 def _close_unwanted(dialling: asyncio.Future[UpstreamConnection]) -> None:

@@ -73,7 +73,9 @@ class Bench:
         self.send(is_head_request=is_head_request)
 
     def send(self, *, is_head_request: bool = False) -> None:
-        self.exchange, self.head = self.connection.send(REQUEST, b"", is_head_request=is_head_request)
+        self.head = asyncio.get_running_loop().create_future()
+        self.exchange = Exchange(self.head, self.connection._settings.max_early_body_bytes)
+        self.connection.start(self.exchange, REQUEST, b"", is_head_request=is_head_request)
 
     def receive(self, *pieces: bytes) -> None:
         for piece in pieces:
