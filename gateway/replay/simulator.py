@@ -14,6 +14,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -21,6 +22,8 @@ import msgspec
 from gateway.errors import NoBackend
 from gateway.replay.engines import Engine, EngineSpeed
 from gateway.replay.facts import facts_of
+from gateway.replay.reported_content import CompletedContent
+from gateway.replay.rivals.registry import ALL_POLICIES
 from gateway.replay.trace import BYTES_PER_TOKEN, Trace, Turn
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
@@ -128,8 +131,10 @@ class Simulation:
         self._caches = Shadow(10**9)
         for engine in self._engines:
             self._caches.set_capacity(engine.slot, self._cache_bytes)
-        content = self._caches if plan.knowledge == "exact" else None
-        self._routers = [Router(plan.routing, content=content) for _ in range(plan.replicas.count)]
+        content = partial(CompletedContent, self._caches) if plan.knowledge == "exact" else None
+        self._routers = [
+            Router(plan.routing, policies=ALL_POLICIES, content=content) for _ in range(plan.replicas.count)
+        ]
         tables = 1 if plan.replicas.shares_bindings else plan.replicas.count
         self._bindings: list[dict[SessionKey, Binding]] = [{} for _ in range(tables)]
         self._pending: dict[int, _Pending] = {}

@@ -81,15 +81,17 @@ class RoutingState:
 class Policy(Protocol):
     """Ranks backends for a request.
 
-    `rank` changes nothing and depends on nothing but its argument, the state and what the
-    `on_` events told; it returns at least one candidate, best first, all from the question's slots
-    or its home. The router calls the events: once each per reservation, in this order; `on_forget`
-    when a backend's cache is lost or the backend has left, its reservations with it.
+    `rank` changes nothing. It depends only on its argument, the router's state and earlier events. It returns
+    at least one candidate, best first; each is the request's home or one of its slots.
+
+    For each reservation the router calls `on_reserve`, `on_first_token` and `on_release` in this order, each
+    at most once. It calls `on_forget` when a backend has lost its cache, or has left the fleet; then its
+    reservations are gone too, and no more events come for them.
     """
 
     name: str
 
-    def rank(self, question: PlacementRequest) -> Sequence[Candidate]: ...
+    def rank(self, request: PlacementRequest) -> Sequence[Candidate]: ...
 
     def on_reserve(self, reservation: Reservation) -> None: ...
 
@@ -101,10 +103,10 @@ class Policy(Protocol):
 
 
 class EventlessPolicy:
-    """For policies that keep no state of their own: all events are ignored."""
+    """Base of policies that keep no state of their own: all events are ignored."""
 
     def __init__(self, state: RoutingState) -> None:
-        self._around = state
+        self._state = state
 
     def on_reserve(self, reservation: Reservation) -> None:
         """Ignored."""
@@ -117,9 +119,3 @@ class EventlessPolicy:
 
     def on_forget(self, slot: int, *, has_left: bool) -> None:
         """Ignored."""
-
-    def _order(self, prices: dict[int, float], reason: str) -> list[Candidate]:
-        """Return the slots as candidates, least price first; equal ones by whose turn it is."""
-        backend_id, turn = self._around.candidates.backend_id, self._around.load.turn
-        ordered = sorted(prices, key=lambda slot: (prices[slot], turn[slot], slot))
-        return [Candidate(backend_id=backend_id(s), price=prices[s], reason=reason) for s in ordered]

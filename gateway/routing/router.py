@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 from gateway.errors import NoBackend
 from gateway.routing.calibration import CostModel, TokenRatio
 from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Candidates, Pool
-from gateway.routing.content import CompletedContent
 from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
 from gateway.routing.naming import name_outcome
 from gateway.routing.placement_request import EventlessPolicy, PlacementRequest, Policy, RoutingState
-from gateway.routing.policies.registry import make_policy
+from gateway.routing.policies.registry import POLICIES, PolicyFactory, make_policy
 from gateway.routing.reservation import Reservation
 from gateway.routing.ring import Ring
 from gateway.routing.settings import FIXED_WHILE_RUNNING, RoutingSettings
@@ -50,8 +49,17 @@ _NO_SLOTS: frozenset[int] = frozenset()
 class Router:
     """All placement state of one gateway process."""
 
-    def __init__(self, settings: RoutingSettings, *, content: ContentIndex | None = None) -> None:
-        """`content`: what engines report of their caches, by slot; the router's own shadow completes it."""
+    def __init__(
+        self,
+        settings: RoutingSettings,
+        *,
+        policies: Mapping[str, PolicyFactory] = POLICIES,
+        content: Callable[[Shadow], ContentIndex] | None = None,
+    ) -> None:
+        """`settings.policy` names one of `policies`. `content` may put another index in place of the shadow.
+
+        Raises ValueError if `policies` lacks that name.
+        """
         self.settings = settings
         self._candidates = Candidates(settings)
         self._load = LoadTable(settings)
@@ -66,15 +74,15 @@ class Router:
         self._num_silent = 0
         self._told_until_s = -math.inf  # until when other replicas' own word on their load counts
         self._kv_usage: dict[int, float] = {}
-        known: ContentIndex = self._shadow if content is None else CompletedContent(content, self._shadow)
-        self._around = RoutingState(settings, self._candidates, self._load, self._costs, self._traffic, known)
-        self._policy: Policy = make_policy(settings.policy, self._around)
+        known: ContentIndex = self._shadow if content is None else content(self._shadow)
+        self._state = RoutingState(settings, self._candidates, self._load, self._costs, self._traffic, known)
+        self._policy: Policy = make_policy(settings.policy, self._state, policies)
         self._has_events = not isinstance(self._policy, EventlessPolicy)
 
     def reconfigure(self, settings: RoutingSettings) -> None:
         """Decide by these settings from now on. Those of `FIXED_WHILE_RUNNING` must be the same as before."""
         assert all(getattr(settings, name) == getattr(self.settings, name) for name in FIXED_WHILE_RUNNING)
-        self.settings = self._around.settings = self._learner.settings = settings
+        self.settings = self._state.settings = self._learner.settings = settings
         self._candidates.reconfigure(settings)
         for slot in self._candidates.slot_of.values():
             self._set_capacity(slot)
@@ -194,11 +202,11 @@ class Router:
             slots = slots if owed is None else (owed,)
         chain, prompt_tokens, ratio = self._measure(facts, binding)
         shares = candidates.shares(slots, pool, now_s) if slots else None
-        question = PlacementRequest(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
-        question.is_moved = binding is not None and home is None
+        request = PlacementRequest(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
+        request.is_moved = binding is not None and home is None
         if binding is not None and home is not None and now_s <= self._told_until_s:
-            question.context_bytes = binding.context_tokens / ratio
-        ranked = tuple(self._policy.rank(question))
+            request.context_bytes = binding.context_tokens / ratio
+        ranked = tuple(self._policy.rank(request))
         chosen = ranked[0]
         affinity, reason = name_outcome(facts, binding, home, cause, chosen.backend_id, bool(excluded))
         if by_ring and home is None and not excluded:
@@ -286,7 +294,7 @@ class Router:
                 reservation.prefill_s = candidate.prefill_s
                 break
         else:
-            cached = self._around.content.cached_bytes(slot, chain) * self._tokens.get(facts.model)
+            cached = self._state.content.cached_bytes(slot, chain) * self._tokens.get(facts.model)
             cached = min(cached, reservation.prompt_tokens - 1.0)
             reservation.expected_cached_tokens = int(cached)
             reservation.prefill_s = self._costs.models[slot].seconds(
@@ -386,7 +394,7 @@ class Router:
         ratio = self._tokens.mean
         return {
             self._candidates.backend_id(slot): int(num_bytes * ratio)
-            for slots, num_bytes in self._around.content.levels(chain)
+            for slots, num_bytes in self._state.content.levels(chain)
             for slot in slots
             if self._candidates.backends[slot] is not None
         }

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from routing.routing_worlds import backend, bind, fleet, names, ready_router, request
 
 from gateway.errors import GatewayError, NoBackend
+from gateway.replay.rivals.registry import ALL_POLICIES
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
 from gateway.routing.settings import POLICY_NAMES, RoutingSettings
@@ -34,7 +35,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(POLICY_NAMES))
     def start(self, policy: str) -> None:
         self.now_s = 1000.0
-        self.router = Router(RoutingSettings(policy=policy, kv_capacity_tokens=2000))
+        self.router = Router(RoutingSettings(policy=policy, kv_capacity_tokens=2000), policies=ALL_POLICIES)
         self.rows: dict[str, Backend] = {name: backend(name, since_s=self.now_s) for name in NAMES}
         self.bindings: dict[str, Binding] = {}
         self.turns: Counter[str] = Counter()

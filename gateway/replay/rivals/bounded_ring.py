@@ -17,11 +17,11 @@ _BOUND = 1.25
 class BoundedRingPolicy(SessionRingPolicy):
     name = "bounded_ring"
 
-    def rank(self, question: PlacementRequest) -> list[Candidate]:
-        in_flight = self._around.load.in_flight
-        slots = list(self._walk(question))
+    def rank(self, request: PlacementRequest) -> list[Candidate]:
+        in_flight = self._state.load.in_flight
+        slots = list(self._walk(request))
         if not slots:
-            return super().rank(question)
+            return super().rank(request)
         total = sum(in_flight[slot] for slot in slots) + 1
         bound = math.ceil(_BOUND * total / len(slots))
         behind = float(len(slots))  # over the bound: only after all that are within it

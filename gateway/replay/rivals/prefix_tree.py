@@ -27,16 +27,16 @@ class PrefixTreePolicy(LeastRequestPolicy):
         self._tree = Shadow(state.settings.shadow_entries_per_backend)
         self._known: set[int] = set()
 
-    def rank(self, question: PlacementRequest) -> list[Candidate]:
-        loads = self._in_flight(question)
+    def rank(self, request: PlacementRequest) -> list[Candidate]:
+        loads = self._in_flight(request)
         most, least = max(loads.values()), min(loads.values())
         if most - least > _IMBALANCE_REQUESTS and most > _IMBALANCE_RATIO * least:
             return self._order(loads, "least_requests")
         usable = loads.keys()
-        total = sum(message.num_bytes for message in question.chain) or 1
+        total = sum(message.num_bytes for message in request.chain) or 1
         matches = {
             slot: num_bytes
-            for slots, num_bytes in self._tree.levels(question.chain)
+            for slots, num_bytes in self._tree.levels(request.chain)
             for slot in slots
             if slot in usable
         }
