@@ -90,6 +90,7 @@ class Policy(Protocol):
     """
 
     name: str
+    has_events: bool  # False: the router may skip all calls but `rank` and `on_forget`
 
     def rank(self, request: PlacementRequest) -> Sequence[Candidate]: ...
 
@@ -102,8 +103,10 @@ class Policy(Protocol):
     def on_forget(self, slot: int, *, has_left: bool) -> None: ...
 
 
-class EventlessPolicy:
-    """Base of policies that keep no state of their own: all events are ignored."""
+class PolicyBase:
+    """Holds the router's state and ignores all events; a policy that handles some sets `has_events`."""
+
+    has_events = False
 
     def __init__(self, state: RoutingState) -> None:
         self._state = state

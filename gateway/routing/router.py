@@ -21,7 +21,7 @@ from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Candidates, Pool
 from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
 from gateway.routing.naming import name_outcome
-from gateway.routing.placement_request import EventlessPolicy, PlacementRequest, Policy, RoutingState
+from gateway.routing.placement_request import PlacementRequest, Policy, RoutingState
 from gateway.routing.policies.registry import POLICIES, PolicyFactory, make_policy
 from gateway.routing.reservation import Reservation
 from gateway.routing.ring import Ring
@@ -77,7 +77,7 @@ class Router:
         known: ContentIndex = self._shadow if content is None else content(self._shadow)
         self._state = RoutingState(settings, self._candidates, self._load, self._costs, self._traffic, known)
         self._policy: Policy = make_policy(settings.policy, self._state, policies)
-        self._has_events = not isinstance(self._policy, EventlessPolicy)
+        self._has_events = self._policy.has_events
 
     def reconfigure(self, settings: RoutingSettings) -> None:
         """Decide by these settings from now on. Those of `FIXED_WHILE_RUNNING` must be the same as before."""

@@ -11,6 +11,7 @@ from routing.routing_worlds import backend, bind, fleet, names, request
 
 from gateway.replay.recording import replay
 from gateway.replay.rivals.registry import ALL_POLICIES
+from gateway.routing.placement_request import PolicyBase
 from gateway.routing.recording import RecordingRouter
 from gateway.routing.router import Router
 from gateway.routing.settings import POLICY_NAMES, RoutingSettings
@@ -61,3 +62,26 @@ async def test_a_live_gateway_runs_a_rival_through_a_reload(tmp_path: Path) -> N
     decided = [line for line in lines if b'"event":"decide"' in line]
     assert all(b'"policy":"session_ring"' in line for line in decided)
     assert list(replay(lines)) == []
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_policies_that_handle_events_say_so(name: str) -> None:
+    """The router skips events for a policy without `has_events`, so every policy that handles one sets it."""
+    policy = ALL_POLICIES[name]
+    handled = [
+        event
+        for event in ("on_reserve", "on_first_token", "on_release")
+        if getattr(policy, event) is not getattr(PolicyBase, event)
+    ]
+    assert policy.has_events == bool(handled)  # type: ignore[attr-defined] # the factories are classes
+
+
+def test_a_prefix_tree_grows_with_what_is_sent() -> None:
+    """The tree of routed prompts brings a second turn to the backend of the first, with no binding."""
+    router = Router(RoutingSettings(policy="prefix_tree"), policies=ALL_POLICIES)
+    router.observe_view(fleet(backend("a"), backend("b")), 0.0)
+    facts = request(texts=("a long document", "a question"), size=40_000)
+    first = router.decide(facts, None, 0.0)
+    router.reserve(facts, first, 0.0)
+    again = router.decide(facts, None, 1.0)
+    assert (again.backend_id, again.ranked[0].reason) == (first.backend_id, "prefix")

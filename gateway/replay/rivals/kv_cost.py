@@ -14,6 +14,7 @@ from gateway.values import Candidate
 
 class KvCostPolicy(RivalPolicy):
     name = "kv_cost"
+    has_events = True
 
     def __init__(self, state: RoutingState) -> None:
         super().__init__(state)

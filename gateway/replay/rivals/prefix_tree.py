@@ -21,6 +21,7 @@ _TREE_BYTES = 64_000_000  # 16 million tokens per backend
 
 class PrefixTreePolicy(LeastRequestPolicy):
     name = "prefix_tree"
+    has_events = True
 
     def __init__(self, state: RoutingState) -> None:
         super().__init__(state)

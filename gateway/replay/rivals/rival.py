@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.routing.placement_request import EventlessPolicy
+from gateway.routing.placement_request import PolicyBase
 from gateway.values import Candidate
 
 
-class RivalPolicy(EventlessPolicy):
+class RivalPolicy(PolicyBase):
     """Base of the rivals: they price slots, and equal prices take turns."""
 
     def _order(self, prices: dict[int, float], reason: str) -> list[Candidate]:

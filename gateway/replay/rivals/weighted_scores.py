@@ -16,6 +16,7 @@ _PREFIX_WEIGHT, _QUEUE_WEIGHT, _KV_WEIGHT = 3.0, 2.0, 2.0
 
 class WeightedScoresPolicy(RivalPolicy):
     name = "weighted_scores"
+    has_events = True
 
     def __init__(self, state: RoutingState) -> None:
         super().__init__(state)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.routing.placement_request import EventlessPolicy, PlacementRequest
+from gateway.routing.placement_request import PlacementRequest, PolicyBase
 from gateway.routing.shadow import Level
 from gateway.values import Candidate
 
@@ -23,7 +23,7 @@ _SHOWN = 2  # candidates in a decision
 _Priced = tuple[float, int, float, float, float]
 
 
-class HomingPolicy(EventlessPolicy):
+class HomingPolicy(PolicyBase):
     """Session table, shadow content and priced moves."""
 
     name = "homing"
