@@ -12,7 +12,7 @@ from gateway.routing.reservation import Reservation
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex
 from gateway.routing.traffic import Traffic
-from gateway.values import Candidate, RequestFacts
+from gateway.values import Api, Binding, Candidate, Message, RequestFacts
 
 
 class PlacementRequest:
@@ -54,6 +54,28 @@ class PlacementRequest:
         # what the binding says that the home holds, where other replicas route turns that we never see
         self.context_bytes = 0.0
         self.is_moved = False  # a session that has lost its home
+
+
+def measure_prompt(facts: RequestFacts, binding: Binding | None, ratio: float) -> tuple[Chain, float]:
+    """Return the chain to look up and the prompt's tokens; `ratio` is tokens per byte.
+
+    A Responses API request names its history by an id: the engine's side keeps the text, and only the binding
+    knows its size.
+    """
+    chain: Chain = facts.prefix
+    num_bytes = facts.num_prompt_bytes
+    known = 0 if binding is None else binding.context_tokens
+    if facts.api is Api.RESPONSES and known > num_bytes * ratio and facts.session_key is not None:
+        num_bytes = int(known / ratio) + num_bytes
+        chain = ()
+    return chain or session_line(facts, num_bytes), max(1.0, num_bytes * ratio)
+
+
+def session_line(facts: RequestFacts, num_bytes: int) -> Chain:
+    """Return the session itself as one line as large as the prompt, where no messages name a prefix."""
+    if facts.session_key is None:
+        return ()
+    return (Message(chain_hash=int(facts.session_key[:15], 16), num_bytes=num_bytes),)
 
 
 class RoutingState:

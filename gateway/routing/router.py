@@ -17,33 +17,34 @@ from itertools import islice
 
 from gateway.errors import NoBackend
 from gateway.routing.calibration import CostModel, TokenRatio
-from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Candidates, Pool
+from gateway.routing.candidates import Candidates
 from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
-from gateway.routing.naming import name_outcome
-from gateway.routing.placement_request import PlacementRequest, Policy, RoutingState
+from gateway.routing.placement_request import (
+    PlacementRequest,
+    Policy,
+    RoutingState,
+    measure_prompt,
+    session_line,
+)
 from gateway.routing.policies.registry import POLICIES, PolicyFactory, make_policy
 from gateway.routing.reservation import Reservation
 from gateway.routing.ring import Ring
+from gateway.routing.selection import Selector, name_choice
 from gateway.routing.settings import FIXED_WHILE_RUNNING, RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex, Shadow
 from gateway.routing.slow_start import SlowStart
 from gateway.routing.traffic import Traffic
 from gateway.values import (
     Affinity,
-    Api,
     Backend,
     BackendId,
-    BackendState,
     Binding,
     Decision,
     FleetView,
-    Message,
     RequestFacts,
     Usage,
 )
-
-_NO_SLOTS: frozenset[int] = frozenset()
 
 
 class Router:
@@ -70,9 +71,10 @@ class Router:
         self._learner = Learner(settings, self._shadow, self._costs, self._tokens)
         self._lives: list[int] = []
         self._slow_start = SlowStart()
-        self._silent: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
-        self._num_silent = 0
-        self._told_until_s = -math.inf  # until when other replicas' own word on their load counts
+        self._selector = Selector(self._candidates, self._slow_start)
+        self._unstreamed: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
+        self._num_unstreamed = 0
+        self._replicas_known_until_s = -math.inf  # until when other replicas' own word on their load counts
         self._kv_usage: dict[int, float] = {}
         known: ContentIndex = self._shadow if content is None else content(self._shadow)
         self._state = RoutingState(settings, self._candidates, self._load, self._costs, self._traffic, known)
@@ -141,7 +143,9 @@ class Router:
     ) -> None:
         """Take over an engine's own counts: what exceeds ours was put there by other replicas."""
         slot = self._candidates.slot_of.get(backend_id)
-        if slot is not None and now_s > self._told_until_s:  # replicas that tell their load know it better
+        if (
+            slot is not None and now_s > self._replicas_known_until_s
+        ):  # replicas that tell their load know it better
             self._load.observe_foreign(
                 slot, num_running, num_waiting, self._traffic.mean_work * self._costs.fleet_scale, now_s
             )
@@ -162,7 +166,7 @@ class Router:
             if slot is not None:
                 self._load.take_foreign(slot, work_s, num_requests, now_s)
         if loads:
-            self._told_until_s = now_s + self.settings.load_stale_s
+            self._replicas_known_until_s = now_s + self.settings.load_stale_s
         self._load.expire_foreign(now_s)
 
     # -- one request ---------------------------------------------------------------------------
@@ -183,34 +187,25 @@ class Router:
         their own sessions. `by_ring`: nothing is shared now, so only what every replica sees alike may
         decide: the ring.
         """
-        candidates = self._candidates
-        pool = candidates.pool(facts.model)
-        barred = candidates.slots(excluded) if excluded else _NO_SLOTS
-        home, cause = self._find_home(facts, binding, barred)
-        lost = self._lost_home(binding, pool, barred) if cause == "home_restarted" else _NO_SLOTS
-        tiers = ALL_TIERS if binding is not None else OPEN_TIERS
-        slots = pool.best_tier(barred | lost, tiers)
+        usable = self._candidates.for_model(facts.model)
+        home, cause, slots = self._selector.select(facts, binding, usable, excluded, avoided, by_ring)
         if not slots and home is None:
-            slots = self._last_resort(pool, barred, tiers)
-        if avoided:
-            unwanted = candidates.slots(avoided)
-            slots = tuple(slot for slot in slots if slot not in unwanted) or slots
-        if by_ring and home is None:
-            slots = self._first_on_ring(facts, slots)
-        elif binding is None and facts.session_key is not None:
-            owed = self._slow_start.owed(slots)
-            slots = slots if owed is None else (owed,)
-        chain, prompt_tokens, ratio = self._measure(facts, binding)
-        shares = candidates.shares(slots, pool, now_s) if slots else None
+            raise NoBackend("no backend can take this request now", retry_after_s=self.settings.retry_after_s)
+        ratio = self._tokens.get(facts.model)
+        chain, prompt_tokens = measure_prompt(facts, binding, ratio)
+        shares = self._candidates.shares(slots, usable, now_s) if slots else None
         request = PlacementRequest(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
         request.is_moved = binding is not None and home is None
-        if binding is not None and home is not None and now_s <= self._told_until_s:
+        if binding is not None and home is not None and now_s <= self._replicas_known_until_s:
             request.context_bytes = binding.context_tokens / ratio
         ranked = tuple(self._policy.rank(request))
         chosen = ranked[0]
-        affinity, reason = name_outcome(facts, binding, home, cause, chosen.backend_id, bool(excluded))
-        if by_ring and home is None and not excluded:
+        if excluded:
+            affinity, reason = Affinity.FAILOVER, "failover"
+        elif by_ring and home is None:
             affinity, reason = Affinity.UNPINNED, "ring_fallback"
+        else:
+            affinity, reason = name_choice(facts, binding, home, cause, chosen.backend_id)
         return Decision(
             backend_id=chosen.backend_id,
             affinity=affinity,
@@ -222,70 +217,15 @@ class Router:
             policy=self._policy.name,
         )
 
-    def _last_resort(self, pool: Pool, barred: frozenset[int], num_tiers: int) -> tuple[int, ...]:
-        """A restarted home is better than none. Raises NoBackend."""
-        slots = pool.best_tier(barred, num_tiers)
-        if not slots:
-            raise NoBackend("no backend can take this request now", retry_after_s=self.settings.retry_after_s)
-        return slots
-
-    def _first_on_ring(self, facts: RequestFacts, slots: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the ring's choice of these slots, alone; all of them without a key."""
-        key = facts.session_key or facts.prompt_key
-        if key is None:
-            return slots
-        slot_of = self._candidates.slot_of
-        usable = frozenset(slots)
-        ring = self._candidates.ring
-        found = next((slot_of[name] for name in ring.walk(key) if slot_of[name] in usable), None)
-        return slots if found is None else (found,)
-
-    def _find_home(
-        self, facts: RequestFacts, binding: Binding | None, barred: frozenset[int]
-    ) -> tuple[int | None, str]:
-        """Return the slot where the session may stay, or the cause why it may not."""
-        if binding is None:
-            return None, ""
-        slot = self._candidates.slot_of.get(binding.backend_id)
-        backend = None if slot is None else self._candidates.backends[slot]
-        if slot is None or backend is None:
-            return None, "home_removed"
-        if binding.epoch < backend.epoch:  # a larger one is another replica's fresher knowledge
-            return None, "home_restarted"
-        if not backend.state.keeps_sessions:
-            return None, "home_draining" if backend.state is BackendState.DRAINING else "home_down"
-        if not self._candidates.serves(slot, facts.model):
-            return None, "home_lacks_model"
-        return (None, "home_failed") if slot in barred else (slot, "")
-
-    def _lost_home(self, binding: Binding | None, pool: Pool, barred: frozenset[int]) -> frozenset[int]:
-        """A restarted home is cold: its sessions spread over others instead of all returning at once."""
-        if binding is None:
-            return _NO_SLOTS
-        lost = frozenset((self._candidates.slot_of[binding.backend_id],))
-        others = pool.best_tier(barred | lost)
-        return lost if others and others[0] in pool.tiers[0] else _NO_SLOTS
-
-    def _measure(self, facts: RequestFacts, binding: Binding | None) -> tuple[Chain, float, float]:
-        """Return the chain to look up, the prompt's tokens and the tokens per byte."""
-        ratio = self._tokens.get(facts.model)
-        chain: Chain = facts.prefix
-        num_bytes = facts.num_prompt_bytes
-        known = 0 if binding is None else binding.context_tokens
-        if facts.api is Api.RESPONSES and known > num_bytes * ratio and facts.session_key is not None:
-            num_bytes = int(known / ratio) + num_bytes  # the engine's side keeps the history
-            chain = ()
-        return chain or _line_of_session(facts, num_bytes), max(1.0, num_bytes * ratio), ratio
-
     def reserve(
         self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None
     ) -> Reservation:
         """Count the request on its backend, before it is sent. Changes load, traffic and shadow."""
-        if self._silent and self._silent[0][0] <= now_s:
-            self._settle_silent(now_s)
+        if self._unstreamed and self._unstreamed[0][0] <= now_s:
+            self._settle_unstreamed(now_s)
         target = decision.backend_id if backend_id is None else backend_id
         slot = self._candidates.slot_of[target]
-        chain = facts.prefix or _line_of_session(facts, facts.num_prompt_bytes)
+        chain = facts.prefix or session_line(facts, facts.num_prompt_bytes)
         reservation = Reservation(facts, target, slot, self._lives[slot], chain)
         reservation.prompt_tokens = float(max(1, decision.prompt_tokens))
         for candidate in decision.ranked:
@@ -294,20 +234,15 @@ class Router:
                 reservation.prefill_s = candidate.prefill_s
                 break
         else:
-            cached = self._state.content.cached_bytes(slot, chain) * self._tokens.get(facts.model)
-            cached = min(cached, reservation.prompt_tokens - 1.0)
-            reservation.expected_cached_tokens = int(cached)
-            reservation.prefill_s = self._costs.models[slot].seconds(
-                reservation.prompt_tokens - cached, cached
-            )
+            self._estimate(reservation)
         reservation.sent_s = now_s
         written, regretted = self._shadow.insert(slot, chain) if chain else (0, 0)
         self._traffic.add(now_s, reservation.prefill_s / self._costs.models[slot].scale, written, regretted)
         share = self._candidates.share(slot, facts.model, now_s)
         if not facts.is_stream:
             finish_s = now_s + self._load.wait[slot] + reservation.prefill_s
-            self._num_silent += 1
-            heapq.heappush(self._silent, (finish_s, self._num_silent, reservation))
+            self._num_unstreamed += 1
+            heapq.heappush(self._unstreamed, (finish_s, self._num_unstreamed, reservation))
         self._load.send(slot, reservation.prefill_s, share, now_s)
         if self._has_events:
             self._policy.on_reserve(reservation)
@@ -317,20 +252,27 @@ class Router:
             self._load.adopted[slot] += 1
         return reservation
 
+    def _estimate(self, reservation: Reservation) -> None:
+        """Predict the prefill on a backend that the policy has not priced. Changes the reservation."""
+        slot, prompt_tokens = reservation.slot, reservation.prompt_tokens
+        ratio = self._tokens.get(reservation.facts.model)
+        cached = min(self._state.content.cached_bytes(slot, reservation.chain) * ratio, prompt_tokens - 1.0)
+        reservation.expected_cached_tokens = int(cached)
+        reservation.prefill_s = self._costs.models[slot].seconds(prompt_tokens - cached, cached)
+
     def _note_new_session(self, slot: int, model: str | None, now_s: float) -> None:
-        pool = self._candidates.pool(model)
-        warming, total_share = self._candidates.warming(pool, now_s)
+        warming, total_share = self._candidates.warming(self._candidates.for_model(model), now_s)
         self._slow_start.note_new_session(slot, warming, total_share)
 
-    def _settle_silent(self, now_s: float) -> None:
+    def _settle_unstreamed(self, now_s: float) -> None:
         """Take prefills that must be over by now as done. Changes the load.
 
         An answer without streaming shows nothing until its last token: without this, its prefill would look
         like a queue for as long as the engine generates. O(log requests) each.
         """
-        silent = self._silent
-        while silent and silent[0][0] <= now_s:
-            reservation = heapq.heappop(silent)[2]
+        unstreamed = self._unstreamed
+        while unstreamed and unstreamed[0][0] <= now_s:
+            reservation = heapq.heappop(unstreamed)[2]
             if not reservation.is_released:
                 self._end_prefill(reservation, now_s)
                 reservation.service_s = None  # predicted, not observed: nothing to learn from
@@ -355,8 +297,8 @@ class Router:
         A request that never began to answer counts as answered now, so that its work does not linger.
         """
         assert not reservation.is_released, "a reservation is released exactly once"
-        if self._silent and self._silent[0][0] <= now_s:
-            self._settle_silent(now_s)
+        if self._unstreamed and self._unstreamed[0][0] <= now_s:
+            self._settle_unstreamed(now_s)
         was_answered = reservation.is_answered
         if not was_answered:
             self._end_prefill(reservation, now_s)
@@ -414,10 +356,3 @@ class Router:
             }
             for backend_id, slot in sorted(self._candidates.slot_of.items())
         }
-
-
-def _line_of_session(facts: RequestFacts, num_bytes: int) -> Chain:
-    """Without messages to name a prefix by, the session itself is one line, as large as the prompt."""
-    if facts.session_key is None:
-        return ()
-    return (Message(chain_hash=int(facts.session_key[:15], 16), num_bytes=num_bytes),)
