@@ -1,13 +1,13 @@
-"""Which backends a request may go to: slots, model filter, states, slow start.
+"""The backends that a request may go to: slots, models, states, slow start.
 
-A backend keeps one slot (a small integer) while it is in the fleet. A usable answers for one model; it is
-built once per view and model, in tiers: a lower tier is used only when all above it are empty.
+A backend keeps one slot (a small integer) while it is in the fleet. For each model the usable backends are
+kept in tiers, built once per view. A lower tier is used only when all tiers above it are empty.
 
     tier 0   ready, weight above 0            takes new sessions
     tier 1   degraded, weight above 0
-    tier 2   cordoned, draining or weight 0   for bound sessions, so that none is cut off in the middle
+    tier 2   cordoned, draining or weight 0   for bound sessions only, so that they can finish
 
-Invariant: a usable names routable backends only. It knows no load; it reads no clock.
+Invariant: tiers hold routable backends only. It knows no load and reads no clock.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from gateway.routing.settings import RoutingSettings
 from gateway.values import Backend, BackendId, BackendState, FleetView
 
 _MAX_MODELS = 512  # model names come from clients
-_SLOW_START_STEPS = 128  # shares grow in steps, so that they are not computed anew for every request
-
+_SLOW_START_STEPS = 128  # shares grow in steps, so that they are not computed for every request
 
 ALL_TIERS = 3
 OPEN_TIERS = 2
-"""New sessions stop here: what operators have closed stays closed, even when it is the last backend."""
+"""Tiers for new sessions. A backend that an operator has closed gets none, even if it is the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class ModelBackends:
     weights: dict[int, float] | None  # effective weights after all slow starts; None: all 1
 
     def best_tier(self, excluded: frozenset[int], num_tiers: int = ALL_TIERS) -> tuple[int, ...]:
-        """Return the slots of the first tier that has any left, or nothing."""
+        """Return what is left of the first tier that is not wholly excluded, or nothing."""
         for tier in self.tiers[:num_tiers]:
             left = tuple(slot for slot in tier if slot not in excluded) if excluded else tier
             if left:
@@ -48,16 +47,16 @@ class ModelBackends:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewChange:
-    """What one new view changed, by slot."""
+    """What a new view has changed, as slots."""
 
     joined: tuple[int, ...] = ()  # new to the fleet
     removed: tuple[int, ...] = ()
     emptied: tuple[int, ...] = ()  # a new epoch: its cache is cold
-    admitted: tuple[int, ...] = ()  # now takes new sessions and did not before
+    admitted: tuple[int, ...] = ()  # takes new sessions now, and did not before, or is cold
 
 
 class Candidates:
-    """The observed fleet with slots and pools. Mutated only by `update`."""
+    """The fleet as last observed: slots, ring, and usable backends by model."""
 
     def __init__(self, settings: RoutingSettings) -> None:
         self._settings = settings
@@ -69,15 +68,19 @@ class Candidates:
         self._by_model: dict[str | None, ModelBackends] = {}
         self._free: list[int] = []
         self._slow_start_step_s = settings.slow_start_s / _SLOW_START_STEPS
-        self._shares: dict[tuple[int, ...], dict[int, float]] = {}  # of the step that began at:
-        self._shares_at_s = math.nan
+        self._shares: dict[tuple[int, ...], dict[int, float]] = {}  # those of one step
+        self._shares_at_s = math.nan  # when this step began
+
+    def __repr__(self) -> str:
+        num_ready = sum(b is not None and b.state is BackendState.READY for b in self.backends)
+        return f"<Candidates {num_ready} ready of {len(self.slot_of)}, {self.ring!r}>"
 
     def reconfigure(self, settings: RoutingSettings) -> None:
-        """Take over new settings; the ring stays."""
+        """Use these settings from now on. The ring stays."""
         self._settings = settings
 
     def update(self, view: FleetView) -> ViewChange:
-        """Take over a new view. The ring is rebuilt only if ids or weights changed."""
+        """Take over a new view. Rebuilds the ring only if ids or weights have changed."""
         present = {b.backend_id: b for b in view.backends.values() if b.state is not BackendState.REMOVED}
         removed = [self._leave(backend_id) for backend_id in list(self.slot_of) if backend_id not in present]
         joined, emptied, admitted = [], [], []
@@ -138,7 +141,7 @@ class Candidates:
         return model is None or backend.models is None or model in backend.models
 
     def for_model(self, model: str | None) -> ModelBackends:
-        """Return the usable for a model. Raises NoBackend (empty fleet) or ModelNotFound."""
+        """Return the usable backends for a model. Raises NoBackend (empty fleet) or ModelNotFound."""
         usable = self._by_model.get(model)
         if usable is not None:
             return usable
@@ -194,10 +197,10 @@ class Candidates:
         return 1.0 if shares is None else shares.get(slot, 1.0)
 
     def shares(self, slots: tuple[int, ...], usable: ModelBackends, now_s: float) -> dict[int, float] | None:
-        """Return the effective weight of each slot, or None if all are plainly 1.
+        """Return the effective weight of each slot, or None if all are 1.
 
-        During its slow start a backend counts for less, growing linearly; relative to the most
-        advanced one, so that a fleet that starts as a whole is not slowed.
+        During its slow start a backend's weight grows linearly. It is taken relative to the backend that is
+        furthest along, so that a fleet that starts as a whole is not slowed.
         """
         slow_s = self._settings.slow_start_s
         if slow_s <= 0.0 or now_s - usable.last_joined_s >= slow_s:

@@ -91,6 +91,11 @@ class HealthTable:
         self.settings = settings
         self._records: dict[BackendId, _Record] = {}
 
+    def __repr__(self) -> str:
+        num_suspect = sum(map(self.is_suspect, self._records))
+        num_up = sum(record.is_up for record in self._records.values())
+        return f"<HealthTable {num_up} up of {len(self._records)}, {num_suspect} suspect>"
+
     def is_up(self, backend_id: BackendId) -> bool:
         record = self._records.get(backend_id)
         return record is not None and record.is_up

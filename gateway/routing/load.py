@@ -14,6 +14,7 @@ Invariants: nothing is negative; wait and in-flight return to exactly zero when 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from gateway.routing.settings import RoutingSettings
 
@@ -84,9 +85,19 @@ class LoadTable:
             self._origin_s, age = now_s, 0.0
         return math.exp(max(0.0, age))
 
-    def seed_recent(self, slot: int, value: float) -> None:
-        """Give a joining backend a recent past, in stored units, so that it is not flooded."""
-        self.recent[slot] = value
+    def seed(self, joining: Sequence[int], open_slots: Sequence[int], share: float) -> None:
+        """Give joining slots a share of the others' mean recent work, and the latest turn. Changes the table.
+
+        With no recent work they would get every new session until they had caught up.
+        """
+        settled = [slot for slot in open_slots if slot not in joining]
+        if not settled:
+            return
+        mean = sum(self.recent[slot] for slot in settled) / len(settled)
+        latest = max(self.turn[slot] for slot in settled)
+        for slot in joining:
+            self.recent[slot] = max(self.recent[slot], mean * share)
+            self.turn[slot] = max(self.turn[slot], latest)
 
     def send(self, slot: int, prefill_s: float, share: float, now_s: float) -> None:
         """Count a request of this work to the slot; `share` is its effective weight. Changes the table."""

@@ -56,6 +56,9 @@ class Ring:
         self._nodes = [owner_of[point] for point in self._points]
         self._num_backends = len(backend_ids)
 
+    def __repr__(self) -> str:
+        return f"<Ring {self._num_backends} backends, {len(self._points)} points>"
+
     def __len__(self) -> int:
         return self._num_backends
 

@@ -1,11 +1,12 @@
-"""One decision: which backend serves this request. Pure reading in `decide`; events change the state.
+"""Chooses the backend that serves a request. `decide` only reads; all other calls change the state.
 
-The order of calls: `observe_view` whenever the fleet changed; per request `decide`, then `reserve`
-without an await between, `first_token` when the answer begins, and `release` exactly once. The same
-events in the same order give the same decisions, bit for bit: no clock, no chance, no I/O in here.
+Callers call `observe_view` whenever the fleet has changed. For each request they call `decide`, then
+`reserve` with no await between, `first_token` when the answer begins, and `release` exactly once. The same
+calls in the same order give the same decisions, bit for bit: there is no clock, no randomness and no I/O in
+here.
 
-Invariants: a decision names a routable backend that serves the model and is not excluded; in-flight and
-outstanding work are never negative and are zero when every reservation is released.
+Invariants: a decision names a routable backend that serves the model and is not excluded. In-flight counts
+and outstanding work are never negative, and are zero once every reservation has been released.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from gateway.routing.slow_start import SlowStart
 from gateway.routing.traffic import Traffic
 from gateway.values import (
     Affinity,
-    Backend,
     BackendId,
     Binding,
     Decision,
@@ -57,9 +57,9 @@ class Router:
         policies: Mapping[str, PolicyFactory] = POLICIES,
         content: Callable[[Shadow], ContentIndex] | None = None,
     ) -> None:
-        """`settings.policy` names one of `policies`. `content` may put another index in place of the shadow.
+        """Raises ValueError if `policies` lacks the one that the settings name.
 
-        Raises ValueError if `policies` lacks that name.
+        `content` wraps the router's shadow in another index of cached prefixes, which policies then see.
         """
         self.settings = settings
         self._candidates = Candidates(settings)
@@ -69,20 +69,24 @@ class Router:
         self._tokens = TokenRatio(settings)
         self._shadow = Shadow(settings.shadow_entries_per_backend)
         self._learner = Learner(settings, self._shadow, self._costs, self._tokens)
-        self._lives: list[int] = []
+        self._lives: list[int] = []  # by slot: how many backends have had it before
         self._slow_start = SlowStart()
         self._selector = Selector(self._candidates, self._slow_start)
         self._unstreamed: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
         self._num_unstreamed = 0
-        self._replicas_known_until_s = -math.inf  # until when other replicas' own word on their load counts
+        self._replicas_known_until_s = -math.inf  # until then replicas' own reports count
         self._kv_usage: dict[int, float] = {}
         known: ContentIndex = self._shadow if content is None else content(self._shadow)
         self._state = RoutingState(settings, self._candidates, self._load, self._costs, self._traffic, known)
         self._policy: Policy = make_policy(settings.policy, self._state, policies)
         self._has_events = self._policy.has_events
 
+    def __repr__(self) -> str:
+        in_flight = sum(num_requests for _, num_requests in self.loads().values())
+        return f"<Router {self._policy.name}: {in_flight} in flight, {self._candidates!r}>"
+
     def reconfigure(self, settings: RoutingSettings) -> None:
-        """Decide by these settings from now on. Those of `FIXED_WHILE_RUNNING` must be the same as before."""
+        """Decide by these settings from now on. Options in `FIXED_WHILE_RUNNING` must not have changed."""
         assert all(getattr(settings, name) == getattr(self.settings, name) for name in FIXED_WHILE_RUNNING)
         self.settings = self._state.settings = self._learner.settings = settings
         self._candidates.reconfigure(settings)
@@ -111,27 +115,12 @@ class Router:
             self._policy.on_forget(slot, has_left=False)
         for slot in self._candidates.slot_of.values():
             self._set_capacity(slot)
-        self._seed_load(change.admitted)
+        self._load.seed(change.admitted, self._open_slots(), self.settings.slow_start_floor)
 
-    def _seed_load(self, admitted: tuple[int, ...]) -> None:
-        """Give backends that begin to take sessions a small recent past: no flood, no famine."""
-        load = self._load
-        settled = [
-            slot
-            for slot in self._candidates.slot_of.values()
-            if slot not in admitted and self._is_open(self._candidates.backends[slot])
-        ]
-        if not settled:
-            return
-        mean = sum(load.recent[slot] for slot in settled) / len(settled)
-        latest = max(load.turn[slot] for slot in settled)
-        for slot in admitted:
-            load.seed_recent(slot, max(load.recent[slot], mean * self.settings.slow_start_floor))
-            load.turn[slot] = max(load.turn[slot], latest)
-
-    @staticmethod
-    def _is_open(backend: Backend | None) -> bool:
-        return backend is not None and backend.state.takes_new_sessions
+    def _open_slots(self) -> list[int]:
+        """Return the slots whose backends take new sessions."""
+        view = {slot: self._candidates.backends[slot] for slot in self._candidates.slot_of.values()}
+        return [slot for slot, backend in view.items() if backend and backend.state.takes_new_sessions]
 
     def _set_capacity(self, slot: int) -> None:
         backend = self._candidates.backends[slot]
@@ -141,26 +130,26 @@ class Router:
     def observe_load(
         self, backend_id: BackendId, *, num_running: int, num_waiting: int, kv_usage: float, now_s: float
     ) -> None:
-        """Take over an engine's own counts: what exceeds ours was put there by other replicas."""
+        """Take over an engine's own counts: what exceeds ours was put there by other replicas.
+
+        Ignored while replicas report their load themselves, which is more exact.
+        """
         slot = self._candidates.slot_of.get(backend_id)
-        if (
-            slot is not None and now_s > self._replicas_known_until_s
-        ):  # replicas that tell their load know it better
-            self._load.observe_foreign(
-                slot, num_running, num_waiting, self._traffic.mean_work * self._costs.fleet_scale, now_s
-            )
+        if slot is not None and now_s > self._replicas_known_until_s:
+            mean_prefill_s = self._traffic.mean_work * self._costs.fleet_scale
+            self._load.observe_foreign(slot, num_running, num_waiting, mean_prefill_s, now_s)
             self._kv_usage[slot] = kv_usage
         self._load.expire_foreign(now_s)
 
     def loads(self) -> dict[BackendId, tuple[float, int]]:
-        """Return per backend the prefill seconds outstanding and the requests in flight of this replica."""
+        """Return this replica's outstanding prefill seconds and requests in flight, per backend."""
         return {
             backend_id: (self._load.outstanding_s(slot), self._load.in_flight[slot])
             for backend_id, slot in self._candidates.slot_of.items()
         }
 
     def observe_others(self, loads: Mapping[BackendId, tuple[float, int]], now_s: float) -> None:
-        """Take over what other replicas say that they have outstanding. Changes the load."""
+        """Take over what other replicas report as outstanding there. Changes the load."""
         for backend_id, (work_s, num_requests) in loads.items():
             slot = self._candidates.slot_of.get(backend_id)
             if slot is not None:
@@ -183,9 +172,9 @@ class Router:
     ) -> Decision:
         """Choose a backend. Changes nothing. Raises NoBackend or ModelNotFound.
 
-        `excluded` have failed this request. `avoided` get nothing new while another can take it, but keep
-        their own sessions. `by_ring`: nothing is shared now, so only what every replica sees alike may
-        decide: the ring.
+        `excluded`: backends that have failed this request. `avoided`: backends that get no new session while
+        another can take it; they keep those they have. `by_ring`: the session store cannot be reached, so the
+        ring places sessions without a home, because every replica has the same ring.
         """
         usable = self._candidates.for_model(facts.model)
         home, cause, slots = self._selector.select(facts, binding, usable, excluded, avoided, by_ring)
@@ -220,7 +209,10 @@ class Router:
     def reserve(
         self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None
     ) -> Reservation:
-        """Count the request on its backend, before it is sent. Changes load, traffic and shadow."""
+        """Count the request on its backend before it is sent. Changes load, traffic and shadow.
+
+        `backend_id` overrides the decision's choice.
+        """
         if self._unstreamed and self._unstreamed[0][0] <= now_s:
             self._settle_unstreamed(now_s)
         target = decision.backend_id if backend_id is None else backend_id
@@ -265,20 +257,20 @@ class Router:
         self._slow_start.note_new_session(slot, warming, total_share)
 
     def _settle_unstreamed(self, now_s: float) -> None:
-        """Take prefills that must be over by now as done. Changes the load.
+        """Count prefills as done that must be over by now. Changes the load. O(log requests) each.
 
-        An answer without streaming shows nothing until its last token: without this, its prefill would look
-        like a queue for as long as the engine generates. O(log requests) each.
+        An answer that is not streamed shows nothing before it is complete. Its prefill would look like a
+        queue for as long as the engine generates.
         """
         unstreamed = self._unstreamed
         while unstreamed and unstreamed[0][0] <= now_s:
             reservation = heapq.heappop(unstreamed)[2]
             if not reservation.is_released:
                 self._end_prefill(reservation, now_s)
-                reservation.service_s = None  # predicted, not observed: nothing to learn from
+                reservation.service_s = None  # predicted, not observed: nothing to learn
 
     def first_token(self, reservation: Reservation, now_s: float) -> None:
-        """The answer began: its prefill is done. Changes the load. Later calls change nothing."""
+        """Count the prefill as done: the answer has begun. Changes the load. Later calls change nothing."""
         self._end_prefill(reservation, now_s)
 
     def _end_prefill(self, reservation: Reservation, now_s: float) -> None:
@@ -292,9 +284,9 @@ class Router:
                 self._policy.on_first_token(reservation)
 
     def release(self, reservation: Reservation, now_s: float, usage: Usage | None, completed: bool) -> None:
-        """The request is over, however it ended. Exactly once. Changes load, shadow and calibration.
+        """End the reservation, however the request ended. Once only. Changes load, shadow and calibration.
 
-        A request that never began to answer counts as answered now, so that its work does not linger.
+        If no token was seen, the prefill counts as done now.
         """
         assert not reservation.is_released, "a reservation is released exactly once"
         if self._unstreamed and self._unstreamed[0][0] <= now_s:
@@ -304,35 +296,35 @@ class Router:
             self._end_prefill(reservation, now_s)
         reservation.is_released = True
         if not self._is_current(reservation):
-            return  # its backend has left the fleet, and the counts with it
+            return  # its backend has left the fleet, and its counts with it
         self._load.done(reservation.slot)
         if self._has_events:
             self._policy.on_release(reservation)
         if not was_answered:
-            reservation.service_s = None  # a whole answer's time says nothing of its prefill
+            reservation.service_s = None  # the time of a whole answer says nothing about its prefill
         if completed and usage is not None:
             self._learner.learn(reservation, usage)
 
     def _is_current(self, reservation: Reservation) -> bool:
         return self._lives[reservation.slot] == reservation.life
 
-    # -- looking in ----------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def in_flight(self, backend_id: BackendId) -> int:
         slot = self._candidates.slot_of.get(backend_id)
         return 0 if slot is None else self._load.in_flight[slot]
 
     def ring_owners(self, key: str, count: int) -> list[BackendId]:
-        """Return the first backends of the ring for a key, whatever their health."""
+        """Return the first backends on the ring for a key, whatever their health."""
         return list(islice(self._candidates.ring.walk(key), count))
 
     @property
     def ring(self) -> Ring:
-        """The ring of the present fleet; immutable, so it may be kept and compared."""
+        """The ring of the current fleet; immutable, so it may be kept and compared."""
         return self._candidates.ring
 
     def holders(self, chain: Chain) -> dict[BackendId, int]:
-        """Return who is believed to hold some of this prefix, and how many tokens. Changes nothing."""
+        """Return the backends believed to hold some of this prefix, with the number of tokens."""
         ratio = self._tokens.mean
         return {
             self._candidates.backend_id(slot): int(num_bytes * ratio)
@@ -342,7 +334,7 @@ class Router:
         }
 
     def snapshot(self) -> dict[BackendId, Mapping[str, object]]:
-        """Return what is known and believed of each backend, for the admin API. Changes nothing."""
+        """Return what is known and estimated of each backend, for the admin API."""
         return {
             backend_id: {
                 "in_flight": self._load.in_flight[slot],

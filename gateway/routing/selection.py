@@ -1,11 +1,11 @@
 """Which backends may take a request: its home, and the slots that a policy chooses from.
 
-The home is the slot where a bound session may stay. Without one, a cause says why it was lost. The slots are the
-best tier that has any backend left, less a home that restarted and less backends that the caller avoids. Where
-the ring or a slow start decides, one slot is left. No step removes the last slot.
+The home is the slot where a bound session may stay. Without one, a cause says why it was lost. The slots are
+the best tier that has a backend left, less a home that restarted and less the backends that the caller
+avoids. If the ring or a slow start decides, only one slot is left. No step removes the last slot.
 
-Selecting changes nothing. It knows no load and no prices. The causes are part of the bounded vocabulary of
-reasons that `name_choice` completes: they are metric labels.
+Selecting changes nothing. It knows no load and no prices. Causes and reasons are a bounded vocabulary,
+because they are metric labels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.values import Affinity, BackendId, BackendState, Binding, RequestFa
 
 _NO_SLOTS: frozenset[int] = frozenset()
 Selection = tuple[int | None, str, tuple[int, ...]]
-"""Home, cause why there is none ("" if there is one, or never was), and slots to choose from."""
+"""Home, cause if it was lost (else ""), and slots to choose from."""
 
 
 class Selector:
@@ -39,7 +39,7 @@ class Selector:
         avoided: frozenset[BackendId],
         by_ring: bool,
     ) -> Selection:
-        """Return home, cause and slots; no slots if nobody takes new sessions. Arguments: `Router.decide`."""
+        """Return home, cause and slots. There may be no slots. `Router.decide` explains the arguments."""
         candidates = self._candidates
         barred = candidates.slots_of(excluded) if excluded else _NO_SLOTS
         if binding is None:
@@ -79,7 +79,7 @@ class Selector:
     def _first_on_ring(self, facts: RequestFacts, slots: tuple[int, ...]) -> tuple[int, ...]:
         """Return the ring's choice of these slots, alone; all of them without a key."""
         key = facts.session_key or facts.prompt_key
-        if key is None:
+        if key is None or not slots:
             return slots
         candidates = self._candidates
         return tuple(candidates.ring.owners(key, 1, frozenset(slots), candidates.slot_of)) or slots

@@ -84,6 +84,11 @@ class Shadow:
         self._caches: dict[int, _Cache] = {}
         self._holders: dict[int, int] = {}  # chain hash -> bit set of slots
 
+    def __repr__(self) -> str:
+        used = sum(cache.used for cache in self._caches.values())
+        capacity = sum(cache.capacity for cache in self._caches.values())
+        return f"<Shadow {len(self._holders)} lines of {len(self._caches)} backends, {used}/{capacity} bytes>"
+
     # -- queries -------------------------------------------------------------------------------
 
     def cached_bytes(self, slot: int, chain: Chain) -> int:
