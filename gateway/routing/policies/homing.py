@@ -1,12 +1,12 @@
-"""The default policy: stay home while it pays, else the cheapest place for everybody.
+"""The default policy: stay home while it pays, else go to the place that costs everybody least.
 
-Price of a backend = (wait + own prefill) · (1 + own prefill · pressure), see `traffic.py`; the prefill
-counts only what the backend is not believed to hold (`shadow.py`). A bound session stays home unless
-another place is cheaper by a margin and a share: moving costs recomputation later that no price sees.
-A new session goes only to backends near the mean of recent work, because it brings later turns; among
-equal prices the ring decides, so that replicas agree without a round trip.
+Price of a backend = (wait + own prefill) · (1 + own prefill · pressure), see `traffic.py`. The prefill counts
+only what the backend is not believed to hold (`shadow.py`). A bound session moves only if another backend is
+cheaper by both a margin and a share, because moving causes recomputation later that no price includes. A new
+session goes only to backends near the mean of recent work, because it brings later turns. Among equal prices
+the ring decides, so that replicas agree without a round trip.
 
-Cost: O(1) for a session at a home that is not busy; O(backends) otherwise, with small constants.
+Cost: O(1) for a session at a home that is not busy; otherwise O(backends), with small constants.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gateway.routing.placement_request import PlacementRequest, PolicyBase
 from gateway.routing.shadow import Level
 from gateway.values import Candidate
 
-_EVALUATE_ALL = 12  # fleets up to this size are priced whole
+_PRICE_ALL = 12  # in fleets up to this size every backend is priced
 _SHOWN = 2  # candidates in a decision
 _Priced = tuple[float, int, float, float, float]
 
 
 class HomingPolicy(PolicyBase):
-    """Session table, shadow content and priced moves."""
+    """Session homes, shadow content and priced moves."""
 
     name = "homing"
 
@@ -38,7 +38,7 @@ class HomingPolicy(PolicyBase):
             home = self._price(request, (home_slot,), {home_slot: cached}, pressure)[0]
             is_free = home[3] <= settings.stay_margin_s
             if home[0] <= settings.stay_margin_s or (is_free and 2.0 * home[2] >= request.prompt_tokens):
-                # nobody can be clearly cheaper: it is free here, and holds most of the prompt
+                # no backend can be clearly cheaper: home is free and holds most of the prompt
                 return [self._candidate(home, home_slot)]
         levels = content.levels(request.chain)
         open_slots = request.slots if home is not None else self._open_slots(request)
@@ -57,7 +57,7 @@ class HomingPolicy(PolicyBase):
     def _price(
         self, request: PlacementRequest, slots: Iterable[int], cached_of: Mapping[int, int], pressure: float
     ) -> list[_Priced]:
-        """Return (price, slot, cached tokens, wait, prefill) of each slot. The hot loop: no calls in it."""
+        """Return (price, slot, cached tokens, wait, prefill) of each slot. A hot loop without calls."""
         models, wait = self._state.costs.models, self._state.load.wait
         prompt, ratio = request.prompt_tokens, request.tokens_per_byte
         priced: list[_Priced] = []
@@ -76,7 +76,7 @@ class HomingPolicy(PolicyBase):
         return priced
 
     def _candidates(self, priced: Sequence[_Priced], home: int | None) -> list[Candidate]:
-        """Return the best few as candidates; building one costs as much as pricing three."""
+        """Return the best few as candidates. Building one costs as much as pricing three."""
         return [self._candidate(item, home) for item in priced[:_SHOWN]]
 
     def _candidate(self, priced: _Priced, home: int | None) -> Candidate:
@@ -91,14 +91,14 @@ class HomingPolicy(PolicyBase):
         )
 
     def _open_slots(self, request: PlacementRequest) -> tuple[int, ...]:
-        """Slots that may take a new session: near the mean of recent work, and within the load bound."""
+        """Return the slots that may take a new session: near the mean recent work, within the load bound."""
         settings, load, shares = self._state.settings, self._state.load, request.shares
         slots, recent = request.slots, load.recent
         facts = request.facts
         if facts.obeys_load_bound or facts.session_key is None:
             slots = self._within_load_bound(request)
             if facts.is_follow_up:
-                return slots  # a conversation under way, named by its text alone: not a new one
+                return slots  # not new: a conversation under way, named by its text alone
         total_share = len(slots) if shares is None else sum(shares[slot] for slot in slots)
         mean = sum(map(recent.__getitem__, slots)) / total_share
         floor_s = settings.placement_floor * settings.recent_work_window_s
@@ -127,8 +127,8 @@ class HomingPolicy(PolicyBase):
     def _shortlist(
         self, request: PlacementRequest, open_slots: tuple[int, ...], levels: list[Level]
     ) -> Iterable[int]:
-        """Slots worth pricing. Among equal content only the least wait can win, so few suffice."""
-        if len(open_slots) <= _EVALUATE_ALL:
+        """Return the slots worth pricing. Of those with equal content only the least wait can win."""
+        if len(open_slots) <= _PRICE_ALL:
             return open_slots
         wait = self._state.load.wait
         allowed = frozenset(open_slots)
@@ -137,7 +137,7 @@ class HomingPolicy(PolicyBase):
             usable = [slot for slot in slots if slot in allowed]
             if usable:
                 short[min(usable, key=wait.__getitem__)] = None
-            if len(short) >= _EVALUATE_ALL:
+            if len(short) >= _PRICE_ALL:
                 break
         for slot in self._ring_slots(request, allowed, self._state.settings.ring_candidates):
             short[slot] = None
@@ -152,9 +152,9 @@ class HomingPolicy(PolicyBase):
         return candidates.ring.owners(key, count, allowed, candidates.slot_of)
 
     def _break_ties(self, request: PlacementRequest, priced: list[_Priced]) -> list[_Priced]:
-        """Move the ring's choice to the front if its price is as good as the best.
+        """Move the ring's choice to the front if its price is about as good as the best.
 
-        The sessions of a lost backend choose between two successors by how many each has taken in, which
+        A session of a lost backend goes to one of two successors, the one that has taken in fewer. This
         spreads them nearly evenly (the power of two choices, Mitzenmacher 2001).
         """
         settings, best = self._state.settings, priced[0][0]
