@@ -18,7 +18,7 @@ from gateway.values import Decision
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision that came out differently."""
+    """A decision that differs from the recorded one."""
 
     line: int
     recorded: Decision | str | None
@@ -26,7 +26,7 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[Mismatch]:
-    """Play a recording into a new router and yield every decision that differs. Raises ValueError."""
+    """Repeat a recording in a new router and yield every decision that differs. Raises ValueError."""
     decoder = msgspec.json.Decoder(RecordedEvent)
     router: Router | None = None
     held: dict[int, Reservation] = {}

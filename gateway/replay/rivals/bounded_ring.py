@@ -1,6 +1,6 @@
 """Consistent hashing with bounded loads, c = 1.25 on requests in flight (CHWBL: Mirrokni et al., KubeAI).
 
-Small in-flight counts trip the bound on noise and scatter long sessions; kept for comparison.
+Small in-flight counts trip the bound by noise and scatter long sessions. Kept for comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BoundedRingPolicy(SessionRingPolicy):
             return super().rank(request)
         total = sum(in_flight[slot] for slot in slots) + 1
         bound = math.ceil(_BOUND * total / len(slots))
-        behind = float(len(slots))  # over the bound: only after all that are within it
+        behind = float(len(slots))  # slots over the bound come after all others
         prices = {
             slot: place + (behind if in_flight[slot] >= bound else 0.0) for place, slot in enumerate(slots)
         }

@@ -1,7 +1,7 @@
-"""Dynamo-style cost: prefill tokens outstanding and own, plus tokens of the requests that run.
+"""Cost as in Dynamo: prefill tokens, outstanding and own, plus the tokens of the requests that run.
 
 cost = uncached tokens + prefill tokens outstanding + active tokens. Content comes from the router's index
-(exact where engine events feed it). A weight of 1 trades a token of recomputation for a token of decode.
+(exact if engine events feed it). A weight of 1 trades a token of recomputation for a token of decode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Least requests in flight, per weight: what most load balancers call least connections."""
+"""Fewest requests in flight, by weight: what most load balancers call least connections."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class LeastRequestPolicy(RivalPolicy):
         return self._order(self._in_flight(request), "least_requests")
 
     def _in_flight(self, request: PlacementRequest) -> dict[int, float]:
-        in_flight, shares = self._state.load.in_flight, request.shares
-        return {s: in_flight[s] / (1.0 if shares is None else shares.get(s, 1.0)) for s in request.slots}
+        in_flight, shares = self._state.load.in_flight, request.shares or {}
+        return {slot: in_flight[slot] / shares.get(slot, 1.0) for slot in request.slots}

@@ -1,8 +1,8 @@
-"""Prefix tree of routed prompts, as the SGLang router's cache_aware.
+"""Prefix tree of routed prompts, as `cache_aware` in the SGLang router.
 
-Longest match over a threshold wins, else the backend with the smallest tree; when the loads are far
-apart (absolutely and relatively), the shortest queue, whatever the match. Thresholds are that router's
-defaults at the time of the traces study.
+The longest match wins if it is over a threshold, else the backend with the smallest tree. If loads are far
+apart (absolutely and relatively), the shortest queue wins, whatever the match. The thresholds are that
+router's defaults at the time of the traces study.
 """
 
 from __future__ import annotations

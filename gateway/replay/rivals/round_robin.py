@@ -1,4 +1,4 @@
-"""Round robin: each backend in turn, by weight; knows neither sessions nor load. The naive baseline."""
+"""Round robin: each backend in turn, by weight. Knows neither sessions nor load; the naive baseline."""
 
 from __future__ import annotations
 

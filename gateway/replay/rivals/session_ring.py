@@ -1,4 +1,4 @@
-"""Consistent hashing of the session, else of the prompt group: no load, no table (as production-stack)."""
+"""Consistent hashing of the session, else of the prompt group: no load, no table (as in production-stack)."""
 
 from __future__ import annotations
 

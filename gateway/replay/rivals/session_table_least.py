@@ -1,4 +1,4 @@
-"""A session table: home for ever, new sessions to the fewest requests in flight. Never moves for load."""
+"""A session table: a session stays home for ever, a new one goes to the fewest requests in flight."""
 
 from __future__ import annotations
 

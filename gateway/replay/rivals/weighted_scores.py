@@ -1,7 +1,7 @@
-"""llm-d-style scoring: prefix match 3, queue length 2, free KV memory 2, each between 0 and 1.
+"""Scores as in llm-d: prefix match 3, queue length 2, free KV memory 2, each between 0 and 1.
 
-The queue is what waits for its first token here, with what engines report of others; KV use is the
-prompt tokens in flight over the capacity. Equal scores take turns.
+The queue is the requests that wait for their first token here. KV use is the prompt tokens in flight over the
+capacity. Equal scores take turns.
 """
 
 from __future__ import annotations
