@@ -98,7 +98,7 @@ def test_a_recording_replays_bit_for_bit() -> None:
 
 
 def test_golden_decisions_still_come_out() -> None:
-    """Today's router decides the recorded questions as when they were recorded."""
+    """The current router repeats every recorded decision."""
     mismatches = list(replay(GOLDEN.read_bytes().splitlines()))
     assert mismatches == [], f"{len(mismatches)} decisions differ, the first on line {mismatches[0].line}"
 
@@ -111,7 +111,7 @@ def test_a_changed_answer_is_reported_with_its_line() -> None:
     assert entry.decision is not None
     other = msgspec.structs.replace(entry, decision=None, error="no_backend_available")
     found = list(replay([*lines[:index], msgspec.json.encode(other), *lines[index + 1 :]]))
-    assert [(one.line, one.recorded) for one in found] == [(index + 1, "no_backend_available")]
+    assert [(mismatch.line, mismatch.recorded) for mismatch in found] == [(index + 1, "no_backend_available")]
 
 
 def test_a_recording_must_begin_with_its_settings() -> None:
