@@ -1,4 +1,4 @@
-"""What a policy is asked, and the state it may look at. Values only; no decision lives here."""
+"""What a policy decides on: the request, the state of the router, and the contract of a policy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PlacementRequest:
         self.prompt_tokens = prompt_tokens
         self.tokens_per_byte = tokens_per_byte
         self.home = home  # slot where the session may stay, or None
-        # where it may go, never empty; holds the home if that takes new sessions, or if nobody else does
+        # where it may go, never empty; contains the home if it takes new sessions, or if no other slot does
         self.slots = slots if slots or home is None else (home,)
         self.shares = shares  # effective weights, None: all 1
         self.now_s = now_s

@@ -173,8 +173,8 @@ class Router:
         """Choose a backend. Changes nothing. Raises NoBackend or ModelNotFound.
 
         `excluded`: backends that have failed this request. `avoided`: backends that get no new session while
-        another can take it; they keep those they have. `by_ring`: the session store cannot be reached, so the
-        ring places sessions without a home, because every replica has the same ring.
+        another can take it; they keep those they have. `by_ring`: no session store is shared now, so the ring
+        places sessions without a home, because every replica has the same ring.
         """
         usable = self._candidates.for_model(facts.model)
         home, cause, slots = self._selector.select(facts, binding, usable, excluded, avoided, by_ring)

@@ -1,9 +1,12 @@
 """How much a second of prefill costs everybody else: the pressure of the fleet's traffic.
 
 A request with work p, sent to a backend with W seconds of work ahead, waits W + p itself. It also delays each
-request that arrives before the backend is idle again. In a busy period of an M/G/1 queue these are rate · (W
-+ p) / (1 - utilisation) requests, each delayed by p. What is computed is also written to the cache and evicts
-other text: each token written costs `regret` tokens recomputed later. So
+request that arrives before the backend is idle again. In a busy period of an M/G/1 queue these are
+
+    rate · (W + p) / (1 - utilisation)
+
+requests, each delayed by p. What is computed is also written to the cache and evicts other text: each token
+written costs `regret` tokens recomputed later. So
 
     price = (W + p) · (1 + p · pressure),   pressure = rate · (1 + regret) / (1 - utilisation)
 
@@ -39,7 +42,7 @@ class Traffic:
         self.regret = 0.0  # tokens recomputed later per token written now
 
     def pressure(self, now_s: float, num_backends: int, scale: float = 1.0) -> float:
-        """Return how many requests one second of a request's own work delays, per second of its stay.
+        """Return how many requests a request delays by its own work, per second until its prefill ends.
 
         `scale` is the fleet's current cost per unit of work, so that a newly learned speed also applies to
         work that was counted before.

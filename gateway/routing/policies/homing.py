@@ -1,7 +1,7 @@
 """The default policy: stay home while it pays, else go to the place that costs everybody least.
 
 Price of a backend = (wait + own prefill) · (1 + own prefill · pressure), see `traffic.py`. The prefill counts
-only what the backend is not believed to hold (`shadow.py`). A bound session moves only if another backend is
+only what the backend does not seem to hold (`shadow.py`). A bound session moves only if another backend is
 cheaper by both a margin and a share, because moving causes recomputation later that no price includes. A new
 session goes only to backends near the mean of recent work, because it brings later turns. Among equal prices
 the ring decides, so that replicas agree without a round trip.
