@@ -51,8 +51,8 @@ from gateway.process.shared_state import (
     open_store,
     open_tenant_use,
 )
-from gateway.replay.recording import RecordingRouter
 from gateway.replay.recording_file import RecordingFile
+from gateway.replay.rivals.registry import ALL_POLICIES
 from gateway.replicas.presence import SharedPresence
 from gateway.request.body_helper import BodyHelper, FactsReader, ParserPlan
 from gateway.request.front import Front
@@ -66,6 +66,7 @@ from gateway.request.recorder import Recorder
 from gateway.request.tracing import Tracing, open_tracing
 from gateway.routing.failover import RetryBudget
 from gateway.routing.key_watch import KeyWatch
+from gateway.routing.recording import RecordingRouter
 from gateway.routing.ring import Ring
 from gateway.routing.router import Router
 from gateway.tenants.directory import Directory
@@ -109,9 +110,9 @@ class Gateway:
         self._worker_reports, self.metrics = worker_reports, GatewayMetrics(worker_reports)
         self._recording = RecordingFile(record_path) if record_path is not None else None
         self.router = (
-            Router(config.routing)
+            Router(config.routing, policies=ALL_POLICIES)
             if self._recording is None
-            else RecordingRouter(config.routing, self._recording.write)
+            else RecordingRouter(config.routing, self._recording.write, policies=ALL_POLICIES)
         )
         self.fleet = Fleet(config.health, on_view=self._on_view, on_change=self._on_change, clock=clock)
         self.sessions = open_store(config.sessions, clock=clock, environ=environ)

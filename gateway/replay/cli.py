@@ -1,6 +1,6 @@
-"""`homing simulate`: play a trace through the real router and print what each policy makes of it.
+"""`homing simulate`: play a trace through the real router and print the results of each policy.
 
-Reads arguments, prints a table; writes JSON and a plot where asked. It decides nothing about routing.
+Reads arguments and prints a table; writes JSON and a plot if asked. It decides nothing about routing.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", default="medium", help="small, medium, large or tokens per backend")
     parser.add_argument("--knowledge", choices=("gateway", "exact"), default="gateway")
     parser.add_argument(
-        "--copies", type=int, help="play an open trace this often at once; default: backends / 4"
+        "--copies", type=int, help="play an open trace this many times at once; default: backends / 4"
     )
     parser.add_argument("--users", type=int, help="closed loop: this many users run the trace's sessions")
     parser.add_argument("--seconds", type=float, default=1600.0, help="length of a closed loop")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replicas", type=int, default=1, help="gateways behind round robin")
     parser.add_argument("--private-bindings", action="store_true", help="replicas share no session store")
-    parser.add_argument("--exchange-s", type=float, help="replicas tell each other their load this often")
-    parser.add_argument("--event", choices=EVENT_NAMES, help="what happens to the fleet half-way")
+    parser.add_argument("--exchange-s", type=float, help="seconds between exchanges of load among replicas")
+    parser.add_argument("--event", choices=EVENT_NAMES, help="what happens to the fleet half-way through")
     parser.add_argument("--json", type=Path, help="write the numbers here")
     parser.add_argument("--plot", type=Path, help="write a picture here (needs matplotlib)")
 
@@ -125,7 +125,7 @@ def _table(measures: list[Measures], title: str) -> Table:
     table.add_column("policy", no_wrap=True)
     for name in ("hit", "of bound", "TTFT mean s", "p50", "p99", "busiest/mean", "moved", "by cause"):
         table.add_column(name, justify="right")
-    for item in sorted(measures, key=lambda one: one.ttft_mean_s):
+    for item in sorted(measures, key=lambda item: item.ttft_mean_s):
         causes = ", ".join(f"{reason} {count}" for reason, count in item.moves.items())
         table.add_row(
             item.policy,

@@ -3,11 +3,11 @@
     prefill   fixed + a · (u + q · u · (c + u/2))     u tokens to compute behind c found in the cache
     decode    n · (d0 + d1 · running)
 
-Admission needs a free slot and room in KV memory. The prompt is cached when its prefill starts, the
-answer when it ends. The cache is the same leaf-first LRU that the gateway's shadow assumes (checked
-against a block-level LRU in the tests), but fed by what really ran, in the order in which it ran.
+A request is admitted when there is a free slot and room in KV memory. The prompt is cached when its prefill
+starts, the answer when it ends. The cache is the leaf-first LRU that the gateway's shadow assumes (tested
+against a block-level LRU), but it is filled by what really ran, in the order in which it ran.
 
-Limits: no chunked interleaving of prefills, decode does not slow prefill, no offload or transfer.
+Limits: prefills are not interleaved in chunks, decode does not slow prefill, no offload and no transfer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpeed:
-    """What an engine can do; the defaults are those of the traces study."""
+    """Speed and size of an engine; the defaults are those of the traces study."""
 
     prefill_s_per_token: float = 1e-4
     attention_per_token: float = 1.9e-5
@@ -39,7 +39,7 @@ class EngineSpeed:
 
 @dataclass(slots=True)
 class Engine:
-    """State of one engine; `life` grows when it dies: its cache begins anew."""
+    """State of one engine. `life` grows when it dies: then its cache starts empty."""
 
     name: str
     slot: int
@@ -54,7 +54,7 @@ class Engine:
     live: set[int] = field(default_factory=set)
 
     def die(self) -> list[int]:
-        """Lose everything. Returns the requests that were here, in order of their numbers."""
+        """Lose everything. Returns the requests that were here, by number. Changes the engine."""
         lost = sorted(self.live)
         self.live.clear()
         self.queue.clear()

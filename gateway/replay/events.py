@@ -1,4 +1,4 @@
-"""Named things that happen to a simulated fleet: a death, a return, an addition, a rolling restart."""
+"""Named events of a simulated fleet: a death, a return, an addition, a rolling restart."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def events_named(
 ) -> list[FleetEvent]:
     """Return the events, the first at `at_s`. Raises ValueError for an unknown name.
 
-    A rolling restart drains an engine for half of `every_s`, then restarts it; the next one follows
-    when `every_s` have passed. The engine that dies is the last one.
+    The engine that dies is the last one. A rolling restart drains an engine for half of `every_s`, then
+    restarts it; the next engine follows after `every_s`.
     """
     victim = num_engines - 1
     if name == "kill":

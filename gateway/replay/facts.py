@@ -1,4 +1,4 @@
-"""What the wire would have made of each turn of a trace. It knows no routing."""
+"""The request facts that the wire would give for each turn of a trace. It knows no routing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.values import Api, KeySource, PromptKey, RequestFacts, SessionKey
 
 
 def facts_of(trace: Trace, *, uses_sessions: bool = True) -> list[RequestFacts]:
-    """Return what the wire would have made of each turn."""
+    """Return the facts of each turn; without sessions if clients send no session id."""
 
     def digest(text: str) -> str:
         return blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,11 +1,11 @@
 """The acceptance grid of placement: every policy on every scenario, size, cache and load.
 
 `python -m gateway.replay.grid` writes `routing.json`, `routing.md` and `routing.png`. *Regret* is a policy's
-mean TTFT over the best of all policies in the same cell. Peers are given exact cache content (what engine
-events would tell them, without delay); `homing` runs twice, with that and with gateway knowledge alone.
-Finished cells are kept in `routing.cells.jsonl` and not run again, so that a stopped grid goes on.
+mean TTFT over the best of all policies in the same cell. Rivals get exact cache content (what engine events
+would tell them, without delay); `homing` runs twice, with that and with gateway knowledge alone. Finished
+cells are kept in `routing.cells.jsonl` and not run again, so that a grid that was stopped can continue.
 
-Only cells whose trace slice is present are run; the others are named in the result, never guessed.
+A cell runs only if its trace slice is present. The result names the cells that did not run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GATEWAY_ONLY = "homing (gateway knowledge)"
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration of the grid."""
+    """One configuration in the grid."""
 
     scenario: str
     num_engines: int
@@ -44,7 +44,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What every policy did in one cell."""
+    """The results of every policy in one cell."""
 
     cell: Cell
     prefill_tokens_per_s: float
@@ -52,12 +52,12 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standard_cells() -> list[Cell]:
-    """The cells of the acceptance test, those of eight engines first."""
+    """Return the cells of the acceptance test, those with eight engines first."""
 
     def at_eight(scenario: str, cache: str, *loads: str) -> list[Cell]:
         return [Cell(scenario=scenario, num_engines=8, cache=cache, load=load) for load in loads]
 
-    # chats and apps fit any cache when sized for affinity: engines would be absurdly slow there
+    # chats and apps fit any cache, so a load relative to affinity would need absurdly slow engines
     cells = at_eight("conversation", "medium", "rr90")
     cells += [*at_eight("chat", "medium", "rr90"), *at_eight("apps", "medium", "rr90")]
     for load in ("aff70", "rr90", "aff90"):
@@ -116,8 +116,9 @@ def report(results: list[CellResult], missing: list[Cell]) -> str:
     lines = [
         "# Routing quality, simulated",
         "",
-        f"{len(results)} cells; command `python -m gateway.replay.grid`. Regret: mean TTFT over that of the",
-        "best policy in the same cell. Peers see exact cache content; `homing (gateway knowledge)` does not.",
+        f"{len(results)} cells; command `python -m gateway.replay.grid`. Regret: mean TTFT over",
+        "that of the best policy in the same cell. Rivals see exact cache content;",
+        "`homing (gateway knowledge)` does not.",
         "",
         "| policy | regret, geometric mean | worst | cells best or within 5 % |",
         "|---|---|---|---|",
@@ -137,7 +138,10 @@ def report(results: list[CellResult], missing: list[Cell]) -> str:
             for m in result.measures
         ]
     if missing:
-        lines += ["", "Not run, their traces are not here: " + "; ".join(cell.label for cell in missing)]
+        lines += [
+            "",
+            "Not run, because their traces are missing: " + "; ".join(cell.label for cell in missing),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -155,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("tests/bench/results"), help="where to write")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--report-only", action="store_true", help="run nothing, report what is there")
+    parser.add_argument("--report-only", action="store_true", help="run nothing, only report finished cells")
     parser.add_argument("--limit", type=int, default=None, help="run only the first cells")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)

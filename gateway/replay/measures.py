@@ -1,8 +1,7 @@
-"""Numbers of a run: hit rate against the unbounded cache, TTFT, balance, moves by cause.
+"""Results of a run: hit rate against an unbounded cache, TTFT, balance, moves by cause.
 
-Only requests that arrived after the warm-up and were answered count. Percentiles are by the
-nearest-rank rule. `hit_of_bound` is cached prompt tokens over what one cache that never evicts
-would have had, in order of arrival.
+Only requests that arrived after the warm-up and were answered count. Percentiles use the nearest-rank rule.
+`hit_of_bound` is the cached prompt tokens over those of one cache that never evicts, in order of arrival.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.replay.simulator import Outcome, SimulationResult
+from gateway.replay.simulator import SimulatedOutcome, SimulationResult
 from gateway.values import Affinity
 
 _WINDOW_S = 60.0
@@ -31,9 +30,9 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p90_s: float
     ttft_p99_s: float
     utilisation: float
-    balance: float  # busiest engine's prefill work over the mean, whole run
+    balance: float  # the busiest engine's prefill work over the mean, for the whole run
     balance_per_minute: float  # the same per minute, weighted by work
-    moved: float  # turns served elsewhere than the turn before, of those that had one
+    moved: float  # share of follow-up turns that were served elsewhere than the turn before
     moves: dict[str, int]  # by cause
     broken: int
     retried: int
@@ -87,7 +86,7 @@ def measure(
 
 
 def _moves(result: SimulationResult, counted: list[int]) -> tuple[Counter[str], int]:
-    """Count turns that went elsewhere than the turn before, by the reason given, and those that stayed."""
+    """Count turns that went elsewhere than the turn before, by reason, and turns that stayed."""
     moved: Counter[str] = Counter()
     stayed = 0
     for index in counted:
@@ -102,7 +101,7 @@ def _moves(result: SimulationResult, counted: list[int]) -> tuple[Counter[str], 
     return moved, stayed
 
 
-def _balance_per_minute(outcomes: Sequence[Outcome], num_engines: int, start_s: float) -> float:
+def _balance_per_minute(outcomes: Sequence[SimulatedOutcome], num_engines: int, start_s: float) -> float:
     windows: dict[int, list[float]] = defaultdict(lambda: [0.0] * num_engines)
     for outcome in outcomes:
         windows[int((outcome.arrived_s - start_s) // _WINDOW_S)][outcome.engine] += outcome.work_s

@@ -1,6 +1,6 @@
-"""Pictures of simulation results, where matplotlib is installed (`pip install homing[plot]`).
+"""Plots of simulation results, if matplotlib is installed (`pip install homing[plot]`).
 
-It knows nothing of how the numbers came about. Without matplotlib nothing is drawn and the caller is told.
+Without matplotlib nothing is drawn, and the caller is told.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gateway.replay.measures import Measures
 
 
 def plot_regret(regrets: Mapping[str, Sequence[float]], path: Path) -> bool:
-    """Draw each policy's regrets over all cells as a box, best median first. Returns False if it cannot."""
+    """Draw each policy's regrets over all cells as a box, best median first. False without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ def plot_regret(regrets: Mapping[str, Sequence[float]], path: Path) -> bool:
 
 
 def plot_policies(measures: Sequence[Measures], path: Path) -> bool:
-    """Draw hit rate against mean TTFT, one point per policy. Returns False if it cannot."""
+    """Draw hit rate against mean TTFT, one point per policy. False without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,12 +1,12 @@
 """Readers of public trace formats: Mooncake JSON lines and the compact run-length format.
 
-Mooncake (FAST'25 artefact): one object a line, `timestamp` ms, `input_length`, `output_length`,
+Mooncake (FAST'25 artefact): one object a line with `timestamp` in ms, `input_length`, `output_length`,
 `hash_ids` of 512-token blocks, and in prepared slices `session_id` and `turn`. Compact: a first line
-{"block": tokens}, then `s` session, `k` turn, `t` seconds, `in`, `out` tokens, `think` seconds, `sys`
-leading blocks of the system prompt, `h` block ids run-length coded [first, count, ...].
+{"block": tokens}, then per line `s` session, `k` turn, `t` seconds, `in` and `out` tokens, `think` seconds,
+`sys` leading blocks of the system prompt, `h` block ids run-length coded as [first, count, ...].
 
-Invariant: a line that does not fit raises ValueError with its number; nothing is guessed silently,
-except sessions where a trace has none (`_derive_sessions`), which `Trace.notes` then says.
+Invariant: a line that does not fit raises ValueError with its number. Nothing is guessed, except the sessions
+of a trace without any (`_derive_sessions`); then `Trace.notes` says so.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: Path, *, name: str | None = None) -> Trace:
-    """Read a trace file, telling the format by its first line. Raises ValueError for anything else."""
+    """Read a trace file; its first line tells the format. Raises ValueError for anything else."""
     lines = [line for line in path.read_bytes().splitlines() if line.strip()]
     if not lines:
         raise ValueError(f"{path}: the trace is empty")
@@ -122,7 +122,7 @@ def _read_mooncake(path: Path, name: str, lines: list[bytes]) -> Trace:
 
 
 def _find_system_prompts(rows: list[Row], full: list[tuple[int, ...]]) -> None:
-    """Leading blocks common to 1 % of all requests and to 20 are taken for the system prompt."""
+    """Take leading blocks that at least 20 requests and 1 % of all share for the system prompt."""
     counts: Counter[tuple[int, ...]] = Counter()
     for chain in full:
         counts.update(chain[:size] for size in range(1, min(len(chain), 64) + 1))
@@ -135,7 +135,7 @@ def _find_system_prompts(rows: list[Row], full: list[tuple[int, ...]]) -> None:
 
 
 def _derive_sessions(rows: list[Row], full: list[tuple[int, ...]]) -> None:
-    """A request is the next turn of the latest one whose full blocks are a prefix of its own."""
+    """Make each request the next turn of the latest one whose full blocks are a prefix of its own."""
     ends: dict[tuple[int, ...], int] = {}
     next_turn: Counter[int] = Counter()
     num_sessions = 0

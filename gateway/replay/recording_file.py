@@ -1,7 +1,7 @@
-"""Where a recording goes: lines appended to a file.
+"""Appends the lines of a recording to a file.
 
-Invariant: a disk that fails ends the recording and costs no request; a recording with a hole could not be
-played back, so nothing follows the first failure.
+Invariant: a disk that fails ends the recording and fails no request. Nothing is written after the first
+failure, because a recording with a gap cannot be replayed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.observability.logs import log_event
 
 
 class RecordingFile:
-    """Appends. Raises OSError when the file cannot be opened, never later."""
+    """An open file. Raises OSError if it cannot be opened, and never later."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO | None = path.open("ab")
@@ -29,7 +29,7 @@ class RecordingFile:
             self._give_up(error)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Safe to call again."""
         file, self._file = self._file, None
         if file is None:
             return

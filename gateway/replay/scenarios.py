@@ -1,12 +1,13 @@
-"""Named workloads and the engine speed for a wanted load: what `homing simulate` and the grid run.
+"""Named workloads, and the engine speed for a wanted load: what `homing simulate` and the grid run.
 
-A load is said relative to a reference, as an operator buys a fleet: `rr90` means engines so fast that
-round robin keeps them 90 % busy with prefill, `aff90` that a policy with full affinity does. The work of
-the reference is measured by a run on engines so fast that nothing ever waits.
+A load is relative to a reference policy: `rr90` means engines so fast that round robin keeps them 90 % busy
+with prefill, `aff90` that a policy with full affinity does. The work of the reference is measured in a run on
+engines so fast that nothing waits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ _MEASURED_RAMP_SHARE = 0.6  # of the warm-up
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A workload for a fleet size, with what does not depend on policy or load."""
+    """A workload for a fleet of one size, without policy and load."""
 
     name: str
     trace: Trace
@@ -60,7 +61,7 @@ _AGENT_CACHES = {"small": 1_000_000, "medium": 3_000_000, "large": 10_000_000}
 
 
 def make_scenario(name: str, num_engines: int, traces: Path) -> Scenario:
-    """Build a named scenario. Raises FileNotFoundError if its trace slice is not in `traces`."""
+    """Build a named scenario. Raises FileNotFoundError if `traces` lacks its trace slice."""
     builders: dict[str, Callable[[], tuple[Trace, float, dict[str, int]]]] = {
         "conversation": lambda: (_conversation(traces, num_engines), 180.0, TEXT_CACHES),
         "agent": lambda: (_agent(traces, num_engines), 400.0, _AGENT_CACHES),
@@ -102,7 +103,7 @@ def _agent(traces: Path, num_engines: int) -> Trace:
 
 
 def seconds_per_token(scenario: Scenario, *, cache: str, load: str) -> float:
-    """Return the prefill cost per token at which the load's reference policy is that busy.
+    """Return the prefill cost per token at which the reference policy is as busy as `load` says.
 
     `load` is `rr` or `aff` and a percentage, as in `rr90`.
     """
@@ -118,7 +119,11 @@ def seconds_per_token(scenario: Scenario, *, cache: str, load: str) -> float:
     )
     plan = replace(plan, speed=replace(plan.speed, prefill_fixed_s=0.0))
     result = simulate(scenario.trace, plan, scenario.facts)
-    measured = [o for o in result.outcomes if o.arrived_s >= plan.warm_up_s and o.ttft_s == o.ttft_s]
+    measured = [
+        outcome
+        for outcome in result.outcomes
+        if outcome.arrived_s >= plan.warm_up_s and not math.isnan(outcome.ttft_s)
+    ]
     span_s = max(outcome.arrived_s for outcome in measured) - plan.warm_up_s
     token_equivalents = sum(outcome.work_s for outcome in measured) / _FAST_S_PER_TOKEN
     busy_s = int(percent) / 100 * scenario.num_engines * span_s

@@ -1,11 +1,11 @@
-"""Discrete-event simulation of a fleet behind the real Router, deterministic for its inputs.
+"""Discrete-event simulation of a fleet behind the real Router; deterministic for its inputs.
 
-The simulator plays the proxy's part exactly: decide, reserve, first token, release with usage, and the
-session store's part: a binding per session, claimed at the first turn and moved as decided. Several
-gateway replicas may be played at once; what they share is stated by `SimulationPlan.replicas`.
+The simulator plays the part of the proxy (decide, reserve, first token, release with usage) and of the
+session store: one binding per session, claimed at the first turn and moved as decided. It can play several
+gateway replicas; `SimulationPlan.replicas` states what they share.
 
-Invariants: every request is answered once (or counted as broken, if its engine died mid-stream); after
-the run no router holds a reservation. It knows nothing of a policy's inside.
+Invariants: every request is answered once, or counted as broken if its engine died in the middle of the
+stream. After the run no router holds a reservation. The simulator knows nothing about how a policy works.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -21,7 +22,9 @@ import msgspec
 from gateway.errors import NoBackend
 from gateway.replay.engines import Engine, EngineSpeed
 from gateway.replay.facts import facts_of
-from gateway.replay.trace import BYTES_PER_TOKEN, Trace, Turn
+from gateway.replay.reported_content import CompletedContent
+from gateway.replay.rivals.registry import ALL_POLICIES
+from gateway.replay.trace import BYTES_PER_TOKEN, Trace, TraceTurn
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
 from gateway.routing.settings import RoutingSettings
@@ -47,8 +50,11 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetEvent:
-    """`down`: dies with all it runs. `drain`: takes nothing new. `restart`: a drained one's process ends.
-    `up`: back with an empty cache. `add`: a new engine joins."""
+    """A change of the fleet.
+
+    `down`: the engine dies with all it runs. `drain`: it takes nothing new. `restart`: the process of a
+    drained engine ends. `up`: it is back with an empty cache. `add`: a new engine joins.
+    """
 
     at_s: float
     kind: EventKind
@@ -57,24 +63,24 @@ class FleetEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """How many gateways, and what they share."""
+    """How many gateways there are, and what they share."""
 
     count: int = 1
     dispatch: Literal["round_robin", "by_session"] = "round_robin"
     shares_bindings: bool = True  # one session store for all
-    exchange_s: float | None = None  # loads are told to each other this often; None: never
+    exchange_s: float | None = None  # seconds between exchanges of load; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPlan:
-    """All that a run depends on besides the trace."""
+    """All that a run depends on, besides the trace."""
 
     num_engines: int = 8
     speed: EngineSpeed = field(default_factory=EngineSpeed)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
-    knowledge: Literal["gateway", "exact"] = "gateway"  # exact: cache content as events of the engines tell
-    warm_up_s: float = 0.0  # requests that arrive before are played but not measured
-    ramp_s: float = 0.0  # until then prefill runs 20 × faster, so that caches fill
+    knowledge: Literal["gateway", "exact"] = "gateway"  # exact: engines report their cache content
+    warm_up_s: float = 0.0  # requests that arrive earlier are played but not measured
+    ramp_s: float = 0.0  # until then prefill is 20 × faster, so that caches fill
     horizon_s: float = math.inf  # no arrivals after this
     events: Sequence[FleetEvent] = ()
     replicas: Replicas = Replicas()
@@ -82,7 +88,7 @@ class SimulationPlan:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulatedOutcome:
     """What became of one request."""
 
     arrived_s: float = math.nan
@@ -104,11 +110,11 @@ class _Pending:
 
 @dataclass(slots=True)
 class SimulationResult:
-    """Outcomes in the order of the trace, and counts of what broke."""
+    """Outcomes in the order of the trace, and counts of failures."""
 
     trace: Trace
     plan: SimulationPlan
-    outcomes: list[Outcome]
+    outcomes: list[SimulatedOutcome]
     num_engines: int
     broken: int = 0
     retried: int = 0
@@ -121,15 +127,17 @@ class Simulation:
     def __init__(self, trace: Trace, plan: SimulationPlan, facts: list[RequestFacts] | None = None) -> None:
         self.trace = trace
         self.plan = plan
-        self._turns: list[Turn] = trace.turns
+        self._turns: list[TraceTurn] = trace.turns
         self._facts = facts or facts_of(trace, uses_sessions=plan.uses_sessions)
         self._engines = [Engine(f"engine-{index:03d}", index) for index in range(plan.num_engines)]
         self._cache_bytes = plan.speed.cache_tokens * BYTES_PER_TOKEN
         self._caches = Shadow(10**9)
         for engine in self._engines:
             self._caches.set_capacity(engine.slot, self._cache_bytes)
-        content = self._caches if plan.knowledge == "exact" else None
-        self._routers = [Router(plan.routing, content=content) for _ in range(plan.replicas.count)]
+        content = partial(CompletedContent, self._caches) if plan.knowledge == "exact" else None
+        self._routers = [
+            Router(plan.routing, policies=ALL_POLICIES, content=content) for _ in range(plan.replicas.count)
+        ]
         tables = 1 if plan.replicas.shares_bindings else plan.replicas.count
         self._bindings: list[dict[SessionKey, Binding]] = [{} for _ in range(tables)]
         self._pending: dict[int, _Pending] = {}
@@ -139,7 +147,9 @@ class Simulation:
         self._generation = 0
         self._num_routed = 0
         self._now_s = 0.0
-        self.result = SimulationResult(trace, plan, [Outcome() for _ in self._turns], plan.num_engines)
+        self.result = SimulationResult(
+            trace, plan, [SimulatedOutcome() for _ in self._turns], plan.num_engines
+        )
 
     # -- the run -------------------------------------------------------------------------------
 
@@ -161,7 +171,7 @@ class Simulation:
                 self._change_fleet(self.plan.events[index])
             elif kind == _EXCHANGE:
                 self._exchange_loads()
-            elif self._attempts[index] == attempt:  # else its engine died meanwhile
+            elif self._attempts[index] == attempt:  # else its engine has died since
                 if kind == _PREFILLED:
                     self._prefilled(index)
                 else:
@@ -181,7 +191,7 @@ class Simulation:
         bindings = self._bindings[number % len(self._bindings)]
         binding = bindings.get(facts.session_key) if facts.session_key else None
         try:
-            # without a common store the proxy asks for what every replica sees alike
+            # the proxy places by the ring while there is no common store
             by_ring = self.plan.replicas.count > 1 and not self.plan.replicas.shares_bindings
             decision = router.decide(facts, binding, self._now_s, by_ring=by_ring)
         except NoBackend:
@@ -270,7 +280,7 @@ class Simulation:
         usage = Usage(
             prompt_tokens=turn.prompt_tokens,
             completion_tokens=turn.answer_tokens,
-            # while prefill runs 20 × faster, nobody shall learn the engines' speed from it
+            # while prefill is 20 × faster, routers must not learn the speed of engines
             cached_tokens=None if outcome.arrived_s < self.plan.ramp_s else outcome.cached_tokens,
         )
         pending.router.release(pending.reservation, self._now_s, usage, completed=True)
@@ -279,14 +289,14 @@ class Simulation:
         self._start(engine)
 
     def _renew(self, index: int, context_tokens: int) -> None:
-        """Write the context's size into the session's binding, if its home is still the one that answered."""
+        """Store the context's size in the session's binding, if that engine is still its home."""
         key, outcome = self._facts[index].session_key, self.result.outcomes[index]
         for bindings in self._bindings:
             binding = bindings.get(key) if key is not None else None
             if key is not None and binding and binding.backend_id == self._engines[outcome.engine].name:
                 bindings[key] = msgspec.structs.replace(binding, context_tokens=context_tokens)
 
-    def _send_next(self, turn: Turn) -> None:
+    def _send_next(self, turn: TraceTurn) -> None:
         if turn.followed_by < 0:
             return
         following = self._turns[turn.followed_by]
@@ -320,7 +330,7 @@ class Simulation:
             self._lose(index)
 
     def _lose(self, index: int) -> None:
-        """A request whose engine died: retried if nothing was sent yet, else broken."""
+        """End a request whose engine died: retry it if nothing was sent yet, else count it as broken."""
         pending = self._pending.pop(index)
         self._attempts[index] += 1
         pending.router.release(pending.reservation, self._now_s, None, completed=False)
@@ -354,11 +364,11 @@ class Simulation:
             router.observe_view(view, self._now_s)
 
     def _exchange_loads(self) -> None:
-        """Tell every replica what the others have outstanding, and come again while there is work."""
-        told = [router.loads() for router in self._routers]
+        """Tell every replica the load of the others; schedule the next exchange while there is work."""
+        reports = [router.loads() for router in self._routers]
         for number, router in enumerate(self._routers):
             others: dict[BackendId, tuple[float, int]] = {}
-            for loads in (*told[:number], *told[number + 1 :]):
+            for loads in (*reports[:number], *reports[number + 1 :]):
                 for backend_id, (work_s, num_requests) in loads.items():
                     before = others.get(backend_id, (0.0, 0))
                     others[backend_id] = (before[0] + work_s, before[1] + num_requests)
@@ -368,5 +378,5 @@ class Simulation:
 
 
 def simulate(trace: Trace, plan: SimulationPlan, facts: list[RequestFacts] | None = None) -> SimulationResult:
-    """Play the trace through the plan's fleet and return what became of every request."""
+    """Play the trace through the plan's fleet and return the outcome of every request."""
     return Simulation(trace, plan, facts).run()

@@ -1,13 +1,13 @@
-"""A trace: requests in time, each a chain of prompt segments shared with other requests or its own.
+"""A trace: requests in time, each a chain of prompt segments, shared with other requests or its own.
 
-Public traces give a prompt as ids of fixed-size blocks. All chains are put into one path-compressed
-prefix tree: a *segment* is a maximal run of blocks that no request leaves in the middle, so that block
-arithmetic stays exact while chains stay short. Segments become the `Message`s that the router sees:
-a message boundary wherever two prompts part or one ends. That is the best a gateway can know; a real
-client's messages are cut the same way, except where two prompts share only a part of one message.
+Public traces give a prompt as ids of fixed-size blocks. All chains go into one path-compressed prefix tree. A
+*segment* is a maximal run of blocks that no request leaves in the middle, so that block arithmetic stays
+exact while chains stay short. Segments become the `Message`s that the router sees, with a boundary wherever
+two prompts part or one ends. No gateway can know more. A real client's messages are cut at the same places,
+except where two prompts share only a part of one message.
 
-Invariant: two chains share a segment exactly if they share the whole prompt up to its end. This also
-repairs traces whose ids hash a block's own tokens and not its prefix.
+Invariant: two chains share a segment exactly if they share the whole prompt up to its end. This also repairs
+traces whose ids hash the tokens of a block without its prefix.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES_PER_TOKEN = 4  # text bytes that a token stands for in every simulated pro
 
 
 @dataclass(slots=True, kw_only=True)
-class Turn:
+class TraceTurn:
     """One request of a trace."""
 
     session: int
@@ -30,9 +30,9 @@ class Turn:
     think_s: float | None = None  # client's delay after the previous answer, closed traces only
     prompt_tokens: int
     answer_tokens: int
-    chain: tuple[Message, ...] = ()  # full blocks of the prompt
+    chain: tuple[Message, ...] = ()  # the full blocks of the prompt
     num_system_messages: int = 0  # leading segments that are the system prompt
-    answer_cached_tokens: int = 0  # of the answer, what the next turn repeats in full blocks
+    answer_cached_tokens: int = 0  # the part of the answer that the next turn repeats in full blocks
     follows: int = -1  # index of the session's turn before this one, or -1
     followed_by: int = -1
 
@@ -47,10 +47,8 @@ class Trace:
 
     name: str
     block_tokens: int
-    turns: list[Turn]
-    is_closed: (
-        bool  # True: a turn is sent `think_s` after the answer before; False: at its time, if that is later
-    )
+    turns: list[TraceTurn]
+    is_closed: bool  # True: a turn is sent `think_s` after the last answer. False: at `at_s` or after it
     shared: frozenset[int] = frozenset()  # chain hashes used by more than one session
     notes: str = ""
 
@@ -85,7 +83,7 @@ class _Edge:
 
 
 def _common(left: list[int], right: list[int]) -> int:
-    """Length of the common prefix; slices compare at C speed, so bisect on them."""
+    """Return the length of the common prefix. Bisects, because slices compare at C speed."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high
@@ -136,7 +134,7 @@ class PrefixTree:
 
 
 def build(name: str, block_tokens: int, rows: list[Row], *, is_closed: bool, notes: str = "") -> Trace:
-    """Compare all prompts and link the turns of each session."""
+    """Build a trace of rows: compare all prompts and link the turns of each session."""
     rows = sorted(rows, key=lambda row: (row.at_s, row.session, row.turn))
     tree = PrefixTree()
     full = [list(row.blocks[: row.prompt_tokens // block_tokens]) for row in rows]
@@ -155,7 +153,7 @@ def build(name: str, block_tokens: int, rows: list[Row], *, is_closed: bool, not
             for segment, count in segments
         )
         turns.append(
-            Turn(
+            TraceTurn(
                 session=row.session,
                 turn=row.turn,
                 at_s=row.at_s,
@@ -170,7 +168,7 @@ def build(name: str, block_tokens: int, rows: list[Row], *, is_closed: bool, not
 
 
 def link(trace: Trace) -> Trace:
-    """Fill the derived fields (neighbours, cached answers, shared segments). Changes the trace."""
+    """Fill the derived fields: neighbours, cached answers, shared segments. Changes the trace."""
     last: dict[int, int] = {}
     turns = trace.turns
     for index in sorted(range(len(turns)), key=lambda i: (turns[i].session, turns[i].turn)):
@@ -190,8 +188,8 @@ def link(trace: Trace) -> Trace:
     return trace
 
 
-def _reveal_answer(turn: Turn, following: Turn, block_tokens: int) -> None:
-    """The next prompt shows which blocks of this answer can be used again: those it repeats."""
+def _reveal_answer(turn: TraceTurn, following: TraceTurn, block_tokens: int) -> None:
+    """Set what part of the answer can be reused: the blocks that the next prompt repeats."""
     size = len(turn.chain)
     if following.chain[:size] != turn.chain:
         return
@@ -200,7 +198,7 @@ def _reveal_answer(turn: Turn, following: Turn, block_tokens: int) -> None:
 
 
 def unbounded_hits(trace: Trace) -> list[int]:
-    """Return cached tokens of each turn with one cache that never evicts, in order of arrival."""
+    """Return the cached tokens of each turn with one cache that never evicts."""
     held: dict[int, int] = {}  # chain hash -> bytes of that segment
     hits = []
     for turn in trace.turns:
@@ -218,7 +216,7 @@ def unbounded_hits(trace: Trace) -> list[int]:
     return hits
 
 
-def _hold_answer(held: dict[int, int], turn: Turn, following: Turn) -> None:
+def _hold_answer(held: dict[int, int], turn: TraceTurn, following: TraceTurn) -> None:
     left = turn.answer_cached_tokens * BYTES_PER_TOKEN
     for message in following.chain[len(turn.chain) :]:
         part = min(left, message.num_bytes)

@@ -1,7 +1,7 @@
 """Workloads for the simulator: more traffic out of one trace, closed-loop agent users, synthetic chats.
 
-Everything is a function of its arguments and a seed. Synthetic traces are our own; the shapes follow
-the traces study (its section 2) so that results can be compared with it.
+Everything is a function of its arguments and a seed. The synthetic traces are our own; their shapes follow
+the traces study (section 2), so that results can be compared with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import random
 from dataclasses import replace
 
-from gateway.replay.trace import Row, Trace, Turn, build, link
+from gateway.replay.trace import Row, Trace, TraceTurn, build, link
 from gateway.values import Message
 
 _MASK = (1 << 62) - 1
@@ -32,10 +32,10 @@ def _renamed(chain: tuple[Message, ...], copy: int, shared: frozenset[int]) -> t
 
 
 def superpose(trace: Trace, copies: int, *, seed: int = 1, jitter_s: float = 120.0) -> Trace:
-    """Play an open trace several times at once: private text renamed, each session shifted a little."""
+    """Play an open trace several times at once, private text renamed and each session shifted a little."""
     chance = random.Random(seed)
     width = max(turn.session for turn in trace.turns) + 1
-    turns: list[Turn] = []
+    turns: list[TraceTurn] = []
     for copy in range(copies):
         shifts = [chance.uniform(-jitter_s, jitter_s) if copy else 0.0 for _ in range(width)]
         turns.extend(
@@ -63,16 +63,13 @@ def agents(
 ) -> Trace:
     """Closed-loop users, each running agent sessions back to back with real think times.
 
-    The first session of a user is entered at a random turn, so that the fleet is in its steady state.
+    A user's first session starts at a random turn, so that the fleet begins in a steady state.
     """
     chance = random.Random(seed)
-    sessions: dict[int, list[Turn]] = {}
-    for turn in sorted(trace.turns, key=lambda item: (item.session, item.turn)):
-        sessions.setdefault(turn.session, []).append(turn)
-    pool = [rows for rows in sessions.values() if max(t.prompt_tokens for t in rows) <= max_context_tokens]
+    pool = _sessions_within(trace, max_context_tokens)
     played: list[int] = [-1] * len(pool)
     order: list[int] = []
-    turns: list[Turn] = []
+    turns: list[TraceTurn] = []
     next_session = 0
     for _ in range(users):
         clock, is_first = chance.uniform(0.0, 120.0), True
@@ -81,32 +78,51 @@ def agents(
                 order = chance.sample(range(len(pool)), len(pool))
             pick = order.pop()
             played[pick] += 1
-            rows = pool[pick]
-            skip = chance.randrange(len(rows)) if is_first else 0
+            session = pool[pick]
+            skip = chance.randrange(len(session)) if is_first else 0
             is_first = False
-            for number, turn in enumerate(rows[skip:]):
-                think_s = min(turn.think_s or 0.0, think_cap_s)
+            for number, turn in enumerate(session[skip:]):
                 chain = _renamed(turn.chain, played[pick], trace.shared)
+                think_s = min(turn.think_s or 0.0, think_cap_s)
                 turns.append(
-                    replace(
-                        turn,
-                        session=next_session,
-                        turn=number,
-                        at_s=clock,
-                        think_s=think_s,
-                        chain=chain,
-                        follows=-1,
-                        followed_by=-1,
-                        answer_cached_tokens=0,
-                    )
+                    _as_turn_of(next_session, number, turn, at_s=clock, think_s=think_s, chain=chain)
                 )
                 clock += think_s + 0.015 * turn.answer_tokens + 1.0
                 if clock > seconds:
                     break
             next_session += 1
             clock += 10.0
-    turns.sort(key=lambda item: (item.at_s, item.session, item.turn))
+    turns.sort(key=lambda turn: (turn.at_s, turn.session, turn.turn))
     return link(replace(trace, name="agent", turns=turns, is_closed=True))
+
+
+def _sessions_within(trace: Trace, max_context_tokens: int) -> list[list[TraceTurn]]:
+    """Return the turns of each session whose prompts all fit."""
+    sessions: dict[int, list[TraceTurn]] = {}
+    for turn in sorted(trace.turns, key=lambda turn: (turn.session, turn.turn)):
+        sessions.setdefault(turn.session, []).append(turn)
+    return [
+        turns
+        for turns in sessions.values()
+        if max(turn.prompt_tokens for turn in turns) <= max_context_tokens
+    ]
+
+
+def _as_turn_of(
+    session: int, number: int, turn: TraceTurn, *, at_s: float, think_s: float, chain: tuple[Message, ...]
+) -> TraceTurn:
+    """Return a copy of the turn in another session, not yet linked to its neighbours."""
+    return replace(
+        turn,
+        session=session,
+        turn=number,
+        at_s=at_s,
+        think_s=think_s,
+        chain=chain,
+        follows=-1,
+        followed_by=-1,
+        answer_cached_tokens=0,
+    )
 
 
 def chat(
@@ -125,16 +141,10 @@ def chat(
     """Chats over Zipf-distributed system prompts (or documents), geometric turns, log-normal lengths."""
     chance = random.Random(seed)
     weights = [1.0 / rank**zipf for rank in range(1, num_prompts + 1)]
-    next_block = 0
-    prompts: list[range] = []
-    for _ in range(num_prompts):
-        low, high = (math.log(bound) for bound in prompt_tokens)
-        count = int(math.exp(chance.uniform(low, high))) // block_tokens
-        prompts.append(range(next_block, next_block + count))
-        next_block += count
+    prompts = _random_prompts(chance, num_prompts, prompt_tokens, block_tokens)
+    next_block = prompts[-1].stop
     rows: list[Row] = []
-    picks = chance.choices(prompts, weights, k=sessions)
-    for session, prompt in enumerate(picks):
+    for session, prompt in enumerate(chance.choices(prompts, weights, k=sessions)):
         at_s = chance.uniform(0.0, seconds)
         context, blocks = len(prompt) * block_tokens, list(prompt)
         turn = 0
@@ -165,8 +175,22 @@ def chat(
     return build(name, block_tokens, rows, is_closed=True)
 
 
+def _random_prompts(
+    chance: random.Random, num_prompts: int, prompt_tokens: tuple[int, int], block_tokens: int
+) -> list[range]:
+    """Return the block ids of system prompts whose sizes are log-uniform between two bounds."""
+    low, high = (math.log(bound) for bound in prompt_tokens)
+    prompts: list[range] = []
+    next_block = 0
+    for _ in range(num_prompts):
+        count = int(math.exp(chance.uniform(low, high))) // block_tokens
+        prompts.append(range(next_block, next_block + count))
+        next_block += count
+    return prompts
+
+
 def documents(sessions: int, seconds: float, *, seed: int = 1) -> Trace:
-    """Questions about shared documents of 2K-40K tokens: sharing is between sessions, turns are few."""
+    """Questions about shared documents of 2K-40K tokens: sessions share text and have few turns."""
     return chat(
         sessions,
         seconds,
@@ -182,7 +206,7 @@ def documents(sessions: int, seconds: float, *, seed: int = 1) -> Trace:
 
 
 def apps(sessions: int, seconds: float, *, seed: int = 1) -> Trace:
-    """Many applications, few turns: 400 system prompts of 2K-8K tokens, one and a half turns."""
+    """Many applications with few turns: 400 system prompts of 2K-8K tokens, 1.5 turns a session."""
     return chat(
         sessions,
         seconds,

@@ -1,22 +1,22 @@
 """What a token costs: prefill seconds per backend and tokens per byte per model, learned from answers.
 
-The cost of a prefill of u uncached tokens behind c cached ones (traces study, section 2):
+A prefill of u uncached tokens behind c cached ones costs (traces study, section 2):
 
     seconds = fixed + a · u · (1 + q · (c + u / 2))
 
-q is attention over the context; it depends on the model's shape, stays as configured, and a wrong one
-costs little (the study: at most a third of mean TTFT when halved, doubled or dropped). a is fitted per
-backend as a ratio of sums with forgetting: seconds that prefills took over seconds that they should have
-taken. Not a mean of ratios: answers come in batches, where one seems slow and the next takes no time at
-all, and short prompts would decide alone. A noisy a is worse than a wrong one: a backend believed fast
-is flooded.
+q is the attention over the context. It depends on the shape of the model and stays as configured; a wrong
+value costs little (the study: at most a third of mean TTFT if halved, doubled or dropped). a is fitted per
+backend as a ratio of sums that fade: the seconds that prefills took over the seconds that they should have
+taken. A mean of ratios would not do: answers come in batches, where one seems slow and the next takes no
+time, and short prompts would dominate. A noisy a is worse than a wrong one, because a backend believed to be
+fast is flooded.
 
-A backend is taken for as fast as the fleet's mean until it has clearly shown otherwise, and the mean is
-told to all at once. Without that the backend that was measured first looks faster than those that still
-stand at a pessimistic default, gets all new sessions, and the others are never measured.
+A backend counts as fast as the mean of the fleet until it clearly differs, and all backends take over a new
+mean at once. Otherwise the backend that is measured first would look faster than those still at a pessimistic
+default, would get all new sessions, and the others would never be measured.
 
-Invariant: a stays positive and within 1/1000 and 1000 × of its default, whatever is observed. It knows
-no clock and no queue: callers say how long the prefill itself took.
+Invariant: a stays positive, between 1/1000 and 1000 times its default, whatever is observed. There is no
+clock and no queue here: callers say how long the prefill itself took.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gateway.routing.settings import RoutingSettings
 
 _FORGET = 0.98  # weight of the past per answer of one backend: about 50 are remembered
 _FLEET_FORGET = 0.99  # the same for the fleet as a whole
-_LEAN_ANSWERS = 10.0  # "as fast as the mean" counts as this many answers of a backend's own
+_PRIOR_ANSWERS = 10.0  # "as fast as the mean" weighs as much as this many of a backend's own answers
 _ALIKE = 1.25  # backends within this factor of the mean are noise, not different hardware
-_SPREAD = 0.05  # the fleet's mean is told to its backends when it has changed by this share
+_SPREAD = 0.05  # all backends take over a new mean when it has changed by this share
 _BYTES_FORGET = 0.95
 
 
@@ -54,19 +54,19 @@ class PrefillModel:
         self.set_scale(1.0)
 
     def set_scale(self, scale: float) -> None:
-        """Take over a new estimate of the speed. Changes the cost."""
+        """Use a new estimate of the speed. Changes the cost."""
         self.scale = min(1000.0, max(0.001, scale))
         self.s_per_token = self._default_s_per_token * self.scale
         self.s_attention = self.s_per_token * self._attention
 
     def seconds(self, uncached_tokens: float, cached_tokens: float) -> float:
-        """Return the prefill time of `uncached_tokens` behind `cached_tokens` on the idle backend."""
+        """Return the prefill time of `uncached_tokens` behind `cached_tokens` on an idle backend."""
         return self.fixed_s + uncached_tokens * (
             self.s_per_token + self.s_attention * (cached_tokens + 0.5 * uncached_tokens)
         )
 
     def default_s(self, uncached_tokens: float, cached_tokens: float) -> float:
-        """Return what the tokens alone would take at the configured default speed."""
+        """Return the time for the tokens alone at the configured default speed."""
         context = cached_tokens + 0.5 * uncached_tokens
         return uncached_tokens * self._default_s_per_token * (1.0 + self._attention * context)
 
@@ -79,18 +79,18 @@ class CostModel:
     def __init__(self, settings: RoutingSettings) -> None:
         self._settings = settings
         self._expected_s = self._taken_s = 0.0
-        self.fleet_scale = 1.0  # the mean as last told to all
+        self.fleet_scale = 1.0  # the mean that all backends took over last
         self.models: list[PrefillModel] = []
 
     def open_slot(self, slot: int) -> None:
-        """Start a backend at the fleet's mean. Changes the book."""
+        """Start a backend at the fleet's mean. Changes the model."""
         while len(self.models) <= slot:
             self.models.append(PrefillModel(self._settings))
         self.models[slot] = PrefillModel(self._settings)
         self.models[slot].set_scale(self.fleet_scale)
 
     def observe(self, slot: int, uncached_tokens: float, cached_tokens: float, taken_s: float) -> None:
-        """Learn from one answer whose prefill took `taken_s`. Changes the book."""
+        """Learn from one answer whose prefill took `taken_s`. Changes the model."""
         model = self.models[slot]
         expected_s = model.default_s(uncached_tokens, cached_tokens)
         if expected_s <= 0:
@@ -104,18 +104,18 @@ class CostModel:
         model.num_answers = model.num_answers * _FORGET + 1.0
         if abs(mean - self.fleet_scale) > _SPREAD * self.fleet_scale:
             self.fleet_scale = mean
-            for each in self.models:
-                each.set_scale(mean * _ratio(each))
+            for backend_model in self.models:
+                backend_model.set_scale(mean * _ratio(backend_model))
         else:
             model.set_scale(self.fleet_scale * _ratio(model))
 
 
 def _ratio(model: PrefillModel) -> float:
-    """Return how many times slower than the fleet's mean this backend is, 1 unless clearly so."""
+    """Return how many times slower than the fleet's mean this backend is; 1 unless it clearly differs."""
     if not model.num_answers:
         return 1.0
-    lean_s = _LEAN_ANSWERS * model.predicted_s / model.num_answers
-    ratio = (model.taken_s + lean_s) / (model.predicted_s + lean_s) if model.predicted_s else 1.0
+    prior_s = _PRIOR_ANSWERS * model.predicted_s / model.num_answers
+    ratio = (model.taken_s + prior_s) / (model.predicted_s + prior_s) if model.predicted_s else 1.0
     return 1.0 if 1.0 / _ALIKE < ratio < _ALIKE else ratio
 
 
@@ -132,7 +132,7 @@ class TokenRatio:
         return self._by_model.get(model, self.mean)
 
     def observe(self, model: str | None, num_bytes: int, num_tokens: int) -> None:
-        """Learn from one usage report. Changes the ratio. Texts below 64 bytes say nothing."""
+        """Learn from one usage report. Changes the ratio. Ignores texts below 64 bytes."""
         if num_bytes < 64 or num_tokens <= 0:
             return
         ratio = min(2.0, max(0.01, num_tokens / num_bytes))

@@ -1,13 +1,13 @@
-"""Which backends a request may go to: slots, model filter, states, slow start.
+"""The backends that a request may go to: slots, models, states, slow start.
 
-A backend keeps one slot (a small integer) while it is in the fleet. A pool answers for one model; it is
-built once per view and model, in tiers: a lower tier is used only when all above it are empty.
+A backend keeps one slot (a small integer) while it is in the fleet. For each model the usable backends are
+kept in tiers, built once per view. A lower tier is used only when all tiers above it are empty.
 
     tier 0   ready, weight above 0            takes new sessions
     tier 1   degraded, weight above 0
-    tier 2   cordoned, draining or weight 0   for bound sessions, so that none is cut off in the middle
+    tier 2   cordoned, draining or weight 0   for bound sessions only, so that they can finish
 
-Invariant: a pool names routable backends only. It knows no load; it reads no clock.
+Invariant: tiers hold routable backends only. It knows no load and reads no clock.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from gateway.routing.ring import Ring
 from gateway.routing.settings import RoutingSettings
 from gateway.values import Backend, BackendId, BackendState, FleetView
 
-_MAX_POOLS = 512  # model names come from clients
-_SLOW_START_STEPS = 128  # shares grow in steps, so that they are not computed anew for every request
-
+_MAX_MODELS = 512  # model names come from clients
+_SLOW_START_STEPS = 128  # shares grow in steps, so that they are not computed for every request
 
 ALL_TIERS = 3
 OPEN_TIERS = 2
-"""New sessions stop here: what operators have closed stays closed, even when it is the last backend."""
+"""Tiers for new sessions. A backend that an operator has closed gets none, even if it is the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class ModelBackends:
     """The usable backends for one model, as slots; tiers are disjoint, in order of configuration ids."""
 
     tiers: tuple[tuple[int, ...], ...]
@@ -38,7 +37,7 @@ class Pool:
     weights: dict[int, float] | None  # effective weights after all slow starts; None: all 1
 
     def best_tier(self, excluded: frozenset[int], num_tiers: int = ALL_TIERS) -> tuple[int, ...]:
-        """Return the slots of the first tier that has any left, or nothing."""
+        """Return what is left of the first tier that is not wholly excluded, or nothing."""
         for tier in self.tiers[:num_tiers]:
             left = tuple(slot for slot in tier if slot not in excluded) if excluded else tier
             if left:
@@ -47,17 +46,17 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What one new view changed, by slot."""
+class ViewChange:
+    """What a new view has changed, as slots."""
 
     joined: tuple[int, ...] = ()  # new to the fleet
     removed: tuple[int, ...] = ()
     emptied: tuple[int, ...] = ()  # a new epoch: its cache is cold
-    admitted: tuple[int, ...] = ()  # now takes new sessions and did not before
+    admitted: tuple[int, ...] = ()  # takes new sessions now, and did not before, or is cold
 
 
 class Candidates:
-    """The observed fleet with slots and pools. Mutated only by `update`."""
+    """The fleet as last observed: slots, ring, and usable backends by model."""
 
     def __init__(self, settings: RoutingSettings) -> None:
         self._settings = settings
@@ -66,18 +65,22 @@ class Candidates:
         self.weights: list[float] = []
         self.ring = Ring({}, settings.virtual_nodes)
         self._ring_weights: dict[BackendId, float] = {}
-        self._pools: dict[str | None, Pool] = {}
+        self._by_model: dict[str | None, ModelBackends] = {}
         self._free: list[int] = []
         self._slow_start_step_s = settings.slow_start_s / _SLOW_START_STEPS
-        self._shares: dict[tuple[int, ...], dict[int, float]] = {}  # of the step that began at:
-        self._shares_at_s = math.nan
+        self._shares: dict[tuple[int, ...], dict[int, float]] = {}  # those of one step
+        self._shares_at_s = math.nan  # when this step began
+
+    def __repr__(self) -> str:
+        num_ready = sum(b is not None and b.state is BackendState.READY for b in self.backends)
+        return f"<Candidates {num_ready} ready of {len(self.slot_of)}, {self.ring!r}>"
 
     def reconfigure(self, settings: RoutingSettings) -> None:
-        """Take over new settings; the ring stays."""
+        """Use these settings from now on. The ring stays."""
         self._settings = settings
 
-    def update(self, view: FleetView) -> Change:
-        """Take over a new view. The ring is rebuilt only if ids or weights changed."""
+    def update(self, view: FleetView) -> ViewChange:
+        """Take over a new view. Rebuilds the ring only if ids or weights have changed."""
         present = {b.backend_id: b for b in view.backends.values() if b.state is not BackendState.REMOVED}
         removed = [self._leave(backend_id) for backend_id in list(self.slot_of) if backend_id not in present]
         joined, emptied, admitted = [], [], []
@@ -95,19 +98,19 @@ class Candidates:
                 admitted.append(slot)
             self.backends[slot] = backend
             self.weights[slot] = backend.weight
-        self._pools = {}
+        self._by_model = {}
         self._shares.clear()
         ring_weights = {backend_id: backend.weight for backend_id, backend in present.items()}
         if ring_weights != self._ring_weights:
             self.ring = Ring(ring_weights, self._settings.virtual_nodes)
             self._ring_weights = ring_weights
-        return Change(
+        return ViewChange(
             joined=tuple(joined), removed=tuple(removed), emptied=tuple(emptied), admitted=tuple(admitted)
         )
 
-    def slots(self, backend_ids: frozenset[BackendId]) -> frozenset[int]:
+    def slots_of(self, backend_ids: frozenset[BackendId]) -> frozenset[int]:
         """Return the slots of those that are still in the fleet."""
-        return frozenset(self.slot_of[one] for one in backend_ids if one in self.slot_of)
+        return frozenset(self.slot_of[backend_id] for backend_id in backend_ids if backend_id in self.slot_of)
 
     def _join(self, backend_id: BackendId) -> int:
         if self._free:
@@ -137,22 +140,22 @@ class Candidates:
             return False
         return model is None or backend.models is None or model in backend.models
 
-    def pool(self, model: str | None) -> Pool:
-        """Return the pool for a model. Raises NoBackend (empty fleet) or ModelNotFound."""
-        pool = self._pools.get(model)
-        if pool is not None:
-            return pool
+    def for_model(self, model: str | None) -> ModelBackends:
+        """Return the usable backends for a model. Raises NoBackend (empty fleet) or ModelNotFound."""
+        usable = self._by_model.get(model)
+        if usable is not None:
+            return usable
         serving = [slot for _, slot in sorted(self.slot_of.items()) if self.serves(slot, model)]
         if not self.slot_of:
             raise NoBackend("no backend is configured", retry_after_s=self._settings.retry_after_s)
         if not serving:
             raise ModelNotFound(f"no backend serves the model {model!r}", param="model")
-        pool = self._build_pool(serving)
-        if len(self._pools) < _MAX_POOLS:
-            self._pools[model] = pool
-        return pool
+        usable = self._sort_into_tiers(serving)
+        if len(self._by_model) < _MAX_MODELS:
+            self._by_model[model] = usable
+        return usable
 
-    def _build_pool(self, serving: list[int]) -> Pool:
+    def _sort_into_tiers(self, serving: list[int]) -> ModelBackends:
         tiers: tuple[list[int], list[int], list[int]] = ([], [], [])
         last_joined_s = float("-inf")
         for slot in serving:
@@ -168,17 +171,17 @@ class Candidates:
             else:
                 tiers[2].append(slot)
         weights = {slot: self.weights[slot] or 1.0 for slot in serving}
-        return Pool(
+        return ModelBackends(
             tiers=tuple(tuple(tier) for tier in tiers),
             last_joined_s=last_joined_s,
             weights=None if all(weight == 1.0 for weight in weights.values()) else weights,
         )
 
-    def warming(self, pool: Pool, now_s: float) -> tuple[dict[int, float], float]:
+    def warming(self, usable: ModelBackends, now_s: float) -> tuple[dict[int, float], float]:
         """Return the shares of the backends in their slow start, and the sum of all shares."""
-        open_slots = pool.tiers[0]
-        shares = self.shares(open_slots, pool, now_s) if open_slots else None
-        if shares is None or now_s - pool.last_joined_s >= self._settings.slow_start_s:
+        open_slots = usable.tiers[0]
+        shares = self.shares(open_slots, usable, now_s) if open_slots else None
+        if shares is None or now_s - usable.last_joined_s >= self._settings.slow_start_s:
             return {}, 1.0
         warming = {
             slot: share for slot, share in shares.items() if share < 0.999 * (self.weights[slot] or 1.0)
@@ -187,21 +190,21 @@ class Candidates:
 
     def share(self, slot: int, model: str | None, now_s: float) -> float:
         """Return the effective weight of one slot among those that take new sessions; 1 for any other."""
-        pool = self.pool(model)
-        if pool.weights is None and now_s - pool.last_joined_s >= self._settings.slow_start_s:
+        usable = self.for_model(model)
+        if usable.weights is None and now_s - usable.last_joined_s >= self._settings.slow_start_s:
             return 1.0
-        shares = self.shares(pool.tiers[0], pool, now_s) if pool.tiers[0] else None
+        shares = self.shares(usable.tiers[0], usable, now_s) if usable.tiers[0] else None
         return 1.0 if shares is None else shares.get(slot, 1.0)
 
-    def shares(self, slots: tuple[int, ...], pool: Pool, now_s: float) -> dict[int, float] | None:
-        """Return the effective weight of each slot, or None if all are plainly 1.
+    def shares(self, slots: tuple[int, ...], usable: ModelBackends, now_s: float) -> dict[int, float] | None:
+        """Return the effective weight of each slot, or None if all are 1.
 
-        During its slow start a backend counts for less, growing linearly; relative to the most
-        advanced one, so that a fleet that starts as a whole is not slowed.
+        During its slow start a backend's weight grows linearly. It is taken relative to the backend that is
+        furthest along, so that a fleet that starts as a whole is not slowed.
         """
         slow_s = self._settings.slow_start_s
-        if slow_s <= 0.0 or now_s - pool.last_joined_s >= slow_s:
-            return pool.weights
+        if slow_s <= 0.0 or now_s - usable.last_joined_s >= slow_s:
+            return usable.weights
         step_s = now_s - now_s % self._slow_start_step_s
         if step_s != self._shares_at_s:
             self._shares.clear()

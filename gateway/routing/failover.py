@@ -1,10 +1,10 @@
-"""May a failed attempt be tried on another backend? Pure rules and a budget; the proxy asks, then acts.
+"""Whether a failed attempt may be retried on another backend: rules and a budget, which the proxy applies.
 
-The rule that matters: once a byte of the answer went to the client nothing is retried. Before that, an
-attempt may move to a backend that was not tried yet when the failure is one that another backend can
-cure: connect errors, a reset before the response head, 502/503/504, and 429 if so configured. The *retry
-budget* keeps retries a small share of traffic (as in Finagle and Envoy): when the whole fleet is sick,
-retries would multiply the load that makes it sick.
+Nothing is retried once a byte of the answer has gone to the client. Before that, a request may move to a
+backend that was not tried yet, if another backend can cure the failure: a connect error, a reset before the
+response head, 502, 503 or 504, and 429 if so configured. The *retry budget* keeps retries a small share of
+the traffic (as in Finagle and Envoy): if the whole fleet is sick, retries would add to the load that makes it
+sick.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FailoverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class RetryBudget:
-    """A token bucket fed by requests and emptied by retries. O(1), no clock."""
+    """A token bucket: requests fill it, retries empty it. O(1), no clock."""
 
     def __init__(self, settings: FailoverSettings) -> None:
         self._ratio = settings.budget_ratio
@@ -47,7 +47,7 @@ class RetryBudget:
         self._tokens = min(self._cap, self._tokens + self._ratio)
 
     def withdraw(self) -> bool:
-        """Take one retry. False: the budget is spent, answer with the failure at hand."""
+        """Take one retry. Returns False if the budget is spent; then the failure is the answer."""
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0
@@ -55,5 +55,5 @@ class RetryBudget:
 
 
 def may_try_another(error: GatewayError, *, num_attempts: int, settings: FailoverSettings) -> bool:
-    """Whether this failure is one that another backend may cure, attempts so far counted."""
+    """Whether another backend may cure this failure, after `num_attempts` attempts."""
     return error.is_retryable and num_attempts < settings.max_attempts

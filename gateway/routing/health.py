@@ -1,19 +1,21 @@
-"""Health of backends: which evidence flips a backend up or down. Pure; the shell feeds it observations.
+"""Health of backends: which evidence takes a backend out or brings it back. The caller feeds it observations.
 
-Two kinds of evidence meet here. *Probes* are the gateway's own small requests, *outcomes* are what real
-requests met. A backend goes down after `unhealthy_after` consecutive failures and comes up after
-`healthy_after` consecutive good probes, so one lost packet changes nothing and a log of flips is a log of
-changes. The failures of both kinds add up, but they are excused differently. A served request excuses
-everything: serving is what a backend is for, and a busy engine may answer probes late. A good probe excuses
-failed probes only: a health path that answers says nothing of an engine that resets every request. Failed
-requests are forgotten when none has followed for `request_failure_window_s`.
+There are two kinds of evidence. *Probes* are the gateway's own small requests; *outcomes* are those of real
+requests. A backend goes down after `unhealthy_after` consecutive failures and comes up after `healthy_after`
+consecutive good probes, so one lost packet changes nothing, and a log of flips is a log of real changes.
 
-Outcomes that say nothing about the backend (the client's own 4xx, an overload answer) are *neutral*: they
-neither count as failure nor heal a streak, because counting them as success would let a client with bad
-requests hold a broken backend in the fleet, and counting them as failure would let it empty the fleet.
+Failures of both kinds add up, but they are cleared differently:
 
-A backend that keeps flapping stays out longer each time (doubling, capped): probes of a crashing engine
-succeed between crashes.
+* A served request clears all failures: serving is the backend's job, and a busy engine answers probes late.
+* A good probe clears failed probes only: an engine may answer its health path and reset every request.
+* Failed requests are forgotten if no other follows within `request_failure_window_s`.
+
+Outcomes that say nothing about the backend (the client's own 4xx, an overload answer) are *neutral*. As a
+success they would let a client with bad requests keep a broken backend in the fleet; as a failure they would
+let it empty the fleet.
+
+A backend that keeps flapping stays out longer each time (doubling, up to a cap), because probes of a crashing
+engine succeed between crashes.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Outcome(enum.Enum):
 
 
 def outcome_of_status(status: int, *, has_retry_after: bool = False) -> Outcome:
-    """Judge a response status. 4xx is the client's; 503 or 429 with Retry-After is load, not sickness."""
+    """Judge a response status. 4xx is the client's fault; 503 with Retry-After is load, not sickness."""
     if status < 400:
         return Outcome.SUCCESS
     if status < 500 or (status == 503 and has_retry_after):
@@ -91,12 +93,17 @@ class HealthTable:
         self.settings = settings
         self._records: dict[BackendId, _Record] = {}
 
+    def __repr__(self) -> str:
+        num_suspect = sum(map(self.is_suspect, self._records))
+        num_up = sum(record.is_up for record in self._records.values())
+        return f"<HealthTable {num_up} up of {len(self._records)}, {num_suspect} suspect>"
+
     def is_up(self, backend_id: BackendId) -> bool:
         record = self._records.get(backend_id)
         return record is not None and record.is_up
 
     def is_suspect(self, backend_id: BackendId) -> bool:
-        """Down, or failing: probe it more often."""
+        """Whether it is down or failing, and should be probed more often."""
         record = self._records.get(backend_id)
         return record is None or not record.is_up or record.probe_failures + record.request_failures > 0
 
@@ -104,7 +111,7 @@ class HealthTable:
         self._records.pop(backend_id, None)
 
     def observe_probe(self, backend_id: BackendId, outcome: Outcome, now_s: float) -> bool:
-        """Take in one probe. Returns whether the backend flipped."""
+        """Count one probe. Returns whether the backend flipped."""
         record = self._records.setdefault(backend_id, _Record(changed_at_s=now_s))
         self._forget_old_failures(record, now_s)
         if outcome is Outcome.NEUTRAL:
@@ -117,7 +124,7 @@ class HealthTable:
         return self._may_come_up(record, now_s)
 
     def observe_outcome(self, backend_id: BackendId, outcome: Outcome, now_s: float) -> bool:
-        """Take in one request's outcome. A success never brings a backend up: only probes do."""
+        """Count one request. Returns whether the backend flipped. Only probes bring a backend up."""
         record = self._records.get(backend_id)
         if record is None or outcome is Outcome.NEUTRAL:
             return False
@@ -135,7 +142,7 @@ class HealthTable:
             record.request_failures = 0
 
     def _may_come_up(self, record: _Record, now_s: float) -> bool:
-        """Count a good probe; flip the backend up when there were enough, and it was out long enough."""
+        """Count a good probe; bring the backend up after enough of them and enough time out."""
         if record.is_up:
             return False
         record.successes += 1
@@ -143,11 +150,11 @@ class HealthTable:
         if record.successes < self.settings.healthy_after or not out_long_enough:
             return False
         record.is_up, record.successes, record.changed_at_s = True, 0, now_s
-        record.request_failures = 0  # those of requests that were still under way
+        record.request_failures = 0  # from requests that were under way when it went down
         return True
 
     def _may_go_down(self, record: _Record, now_s: float) -> bool:
-        """Flip the backend down when its failures are enough; for longer than last time, if it relapsed."""
+        """Take the backend out if it has failed enough; after a relapse for longer than last time."""
         num_failures = record.probe_failures + record.request_failures
         if not record.is_up or num_failures < self.settings.unhealthy_after:
             return False

@@ -1,19 +1,20 @@
-"""Session keys that are not what they say: ids that never repeat, and ids that many conversations share.
+"""Finds session keys that name no session: ids that never repeat, and ids that many conversations share.
 
-A client may send a fresh id with every request (a request id under a session's name), or one id for all its
+A client may send a fresh id with every request (a request id in a session header), or one id for all its
 users (a constant, an account). The first scatters the turns of every conversation and fills the session
-table, the second piles everything up on one backend. Both show in how keys and prompts go together.
+table; the second puts everything on one backend. Both show when keys are compared with prompts.
 
-*Never repeats*: a turn that continues a prompt seen before (its messages but the last few are exactly that
-prompt) under a key never seen before. When nearly all follow-ups of a source look so, the source is put
-aside and the *opener* is the key: the chain hash over system prompt and first message. That the key is new
-is what counts, not that it differs: sessions with the same words have honest keys of their own. *Shared*:
-one key under which many conversations came, told by their openers: one begins with it, or it comes back after
-others. It stops being a session: such requests go by their prompt, within the load bound. Clients that
-compact their history, or send only the last turns of it, change their opener, but never come back to an old
-one; a fan-out of sub-agents under one id goes above the limit, rightly.
+*Never repeats*: a turn continues a prompt seen before (all its messages but the last few are that prompt),
+and its key was never seen before. If nearly all follow-ups of a source look so, the source is ignored and the
+*opener* becomes the key: the chain hash over system prompt and first message. What counts is that the key is
+new, not that it differs: sessions that use the same words have keys of their own.
 
-Invariant: bounded memory, O(1) per request, no clock. It judges only keys that a client named.
+*Shared*: many conversations came under one key. They are told apart by their openers: a conversation begins
+with one, or an opener comes back after others. Requests with a shared key are placed by their prompt, within
+the load bound. Clients that compact their history, or send only its last turns, change their opener but never
+return to an old one. Sub-agents that fan out under one id can exceed the limit; they are many conversations.
+
+Invariant: bounded memory, O(1) per request, no clock. Only keys that a client named are judged.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ _JUDGED = frozenset((KeySource.HEADER, KeySource.BODY, KeySource.COOKIE))
 
 
 class KeyWatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a session key is not believed."""
+    """When a session key is not trusted."""
 
     is_enabled: bool = True
     """Whether keys are judged at all."""
     max_conversations_per_key: int = 16
-    """A key under which more conversations than this came is a bucket, not a session."""
+    """A key with more conversations than this is a bucket, not a session."""
     unstable_share: float = 0.9
-    """A source whose follow-up turns nearly all bring a new key names requests, not sessions."""
+    """A source with at least this share of new keys in its follow-up turns names requests, not sessions."""
     min_follow_ups: int = 50
-    """Follow-up turns to see before a source is judged."""
+    """Follow-up turns needed before a source is judged."""
     memory_entries: int = 20_000
     """Prompts and keys remembered, each."""
 
@@ -54,7 +55,7 @@ class KeyWatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class _SourceRecord:
-    """How the follow-up turns of one source looked lately."""
+    """Recent follow-up turns of one source."""
 
     __slots__ = ("num_changed", "num_follow_ups")
 
@@ -64,18 +65,20 @@ class _SourceRecord:
 
 
 class _KeyRecord:
-    """The conversations that came under one key, by their openers."""
+    """The conversations seen under one key, by their openers."""
 
     __slots__ = ("conversations", "latest", "recent")
 
     def __init__(self) -> None:
         self.conversations: set[int] = set()
         self.latest: int | None = None
-        self.recent: OrderedDict[int, None] = OrderedDict()  # seen in follow-ups alone, not yet told apart
+        self.recent: OrderedDict[int, None] = OrderedDict()  # openers seen in follow-ups only
 
     def note(self, opener: int, *, is_follow_up: bool, max_recent: int) -> None:
-        """Take in one turn. An opener is another conversation when one begins with it, or when it comes back
-        after others; a window that slides, or a compacted history, leaves its openers behind for ever."""
+        """Count one turn. An opener is a conversation if one begins with it, or if it returns after others.
+
+        A sliding window or a compacted history never returns to an old opener.
+        """
         if not is_follow_up or (opener in self.recent and opener != self.latest):
             self.conversations.add(opener)
             self.recent.pop(opener, None)
@@ -87,22 +90,22 @@ class _KeyRecord:
 
 
 class KeyWatch:
-    """Judges the key of each request; remembers prompts and keys, least recently seen forgotten first."""
+    """Judges the key of each request. Remembers prompts and keys, and forgets the least recently seen."""
 
     def __init__(self, settings: KeyWatchSettings) -> None:
         self._settings = settings
         self._prompts: OrderedDict[int, None] = OrderedDict()
         self._records_of_keys: OrderedDict[SessionKey, _KeyRecord] = OrderedDict()
         self._sources: dict[KeySource, _SourceRecord] = {}
-        self.num_shared = 0  # requests whose key was found to be shared
-        self.num_unstable = 0  # requests whose key was put aside because it never repeats
+        self.num_shared = 0  # requests whose key was shared
+        self.num_unstable = 0  # requests whose key was replaced because it never repeats
 
     def reconfigure(self, settings: KeyWatchSettings) -> None:
-        """Judge by these limits from now on. Changes the settings, and nothing that is remembered."""
+        """Use these limits from now on. Keeps what is remembered."""
         self._settings = settings
 
     def judge(self, facts: RequestFacts) -> RequestFacts:
-        """Return the facts with the key that may be believed. Changes what is remembered."""
+        """Return the facts with a key that can be trusted. Changes what is remembered."""
         if (
             facts.key_source not in _JUDGED
             or facts.session_key is None
@@ -123,14 +126,14 @@ class KeyWatch:
         return facts
 
     def _note_source(self, facts: RequestFacts) -> bool:
-        """Take in one turn; return whether its source names requests instead of sessions."""
+        """Count one turn; return whether its source names requests instead of sessions."""
         assert facts.session_key is not None
         record = self._sources.get(facts.key_source)
         if record is None:
             record = self._sources[facts.key_source] = _SourceRecord()
         prompt = facts.prefix
         if facts.is_follow_up and self._is_known(prompt[-_MAX_ADDED - 1 : -1]):
-            if record.num_follow_ups >= 4 * self._settings.min_follow_ups:  # forget slowly: clients mend
+            if record.num_follow_ups >= 4 * self._settings.min_follow_ups:  # fade: clients get fixed
                 record.num_follow_ups *= 0.5
                 record.num_changed *= 0.5
             record.num_follow_ups += 1
@@ -145,7 +148,7 @@ class KeyWatch:
         return not self._prompts.keys().isdisjoint([message.chain_hash for message in messages])
 
     def _is_shared(self, facts: RequestFacts, opener: int) -> bool:
-        """Take in one turn; return whether too many conversations have come under its key."""
+        """Count one turn; return whether too many conversations have come under its key."""
         assert facts.session_key is not None
         record = self._records_of_keys.get(facts.session_key) or _KeyRecord()
         limit = self._settings.max_conversations_per_key

@@ -1,8 +1,8 @@
-"""What answers teach: how large texts are, how fast backends prefill, how much of a cache to believe in.
+"""What answers teach: how large texts are, how fast backends prefill, how much of a cache to trust.
 
-Each backend's shadow is given a capacity in bytes: the tokens that it can hold, times the trust in it, by the
-tokens per byte. Trust falls where a backend held less than expected and grows back slowly, at most to what is
-configured. Knows no load and no clock.
+The shadow of each backend has a capacity in bytes: its KV tokens, times the trust in it, over tokens per
+byte. Trust falls where a backend held less than expected. It grows back slowly, at most to the configured
+value. Knows no load and no clock.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from gateway.routing.settings import RoutingSettings
 from gateway.routing.shadow import Shadow
 from gateway.values import Api, Usage
 
-_JUDGED_TOKENS = 512  # expectations below it are too small to judge a cache by
+_JUDGED_TOKENS = 512  # smaller expectations say too little about a cache
 
 
 class Learner:
-    """Corrects `tokens`, `costs` and `shadow` by what engines report."""
+    """Corrects token ratios, costs and the shadow by what engines report."""
 
     def __init__(
         self, settings: RoutingSettings, shadow: Shadow, costs: CostModel, tokens: TokenRatio
@@ -28,17 +28,17 @@ class Learner:
         self.trust: dict[int, float] = {}  # by slot, at most 1
 
     def open_slot(self, slot: int) -> None:
-        """Trust a backend that has just joined as configured."""
+        """Start a backend that has just joined with the configured trust. Changes trust and costs."""
         self.trust[slot] = self.settings.shadow_trust
         self._costs.open_slot(slot)
 
     def set_capacity(self, slot: int, capacity_tokens: int | None) -> None:
-        """Take over how many tokens a backend can hold; None: not known. Changes the shadow."""
+        """Set how many tokens a backend can hold; None if unknown. Changes the shadow."""
         self._capacity_tokens[slot] = capacity_tokens or self.settings.kv_capacity_tokens
         self._fit_shadow(slot)
 
     def learn(self, reservation: Reservation, usage: Usage) -> None:
-        """Take in one complete answer."""
+        """Learn from one complete answer. Changes shadow, token ratios, costs and trust."""
         slot, facts = reservation.slot, reservation.facts
         if usage.completion_tokens:
             ratio = self._tokens.get(facts.model)
@@ -56,7 +56,7 @@ class Learner:
             self._costs.observe(slot, uncached, usage.cached_tokens, reservation.service_s)
 
     def _judge_shadow(self, slot: int, expected: int, reported: int) -> None:
-        """Believe in less of the cache where it held less than expected, and slowly in more."""
+        """Trust less of the cache if it held less than expected, and slowly more otherwise."""
         trust = self.trust[slot]
         if reported < 0.5 * expected:
             trust = max(0.1, trust * 0.98)

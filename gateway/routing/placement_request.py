@@ -1,4 +1,4 @@
-"""What a policy is asked, and the state it may look at. Values only; no decision lives here."""
+"""What a policy decides on: the request, the state of the router, and the contract of a policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.routing.reservation import Reservation
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex
 from gateway.routing.traffic import Traffic
-from gateway.values import Candidate, RequestFacts
+from gateway.values import Api, Binding, Candidate, Message, RequestFacts
 
 
 class PlacementRequest:
@@ -47,13 +47,35 @@ class PlacementRequest:
         self.prompt_tokens = prompt_tokens
         self.tokens_per_byte = tokens_per_byte
         self.home = home  # slot where the session may stay, or None
-        # where it may go, never empty; holds the home if that takes new sessions, or if nobody else does
+        # where it may go, never empty; contains the home if it takes new sessions, or if no other slot does
         self.slots = slots if slots or home is None else (home,)
         self.shares = shares  # effective weights, None: all 1
         self.now_s = now_s
         # what the binding says that the home holds, where other replicas route turns that we never see
         self.context_bytes = 0.0
         self.is_moved = False  # a session that has lost its home
+
+
+def measure_prompt(facts: RequestFacts, binding: Binding | None, ratio: float) -> tuple[Chain, float]:
+    """Return the chain to look up and the prompt's tokens; `ratio` is tokens per byte.
+
+    A Responses API request names its history by an id: the engine's side keeps the text, and only the binding
+    knows its size.
+    """
+    chain: Chain = facts.prefix
+    num_bytes = facts.num_prompt_bytes
+    known = 0 if binding is None else binding.context_tokens
+    if facts.api is Api.RESPONSES and known > num_bytes * ratio and facts.session_key is not None:
+        num_bytes = int(known / ratio) + num_bytes
+        chain = ()
+    return chain or session_line(facts, num_bytes), max(1.0, num_bytes * ratio)
+
+
+def session_line(facts: RequestFacts, num_bytes: int) -> Chain:
+    """Return the session itself as one line as large as the prompt, where no messages name a prefix."""
+    if facts.session_key is None:
+        return ()
+    return (Message(chain_hash=int(facts.session_key[:15], 16), num_bytes=num_bytes),)
 
 
 class RoutingState:
@@ -81,15 +103,18 @@ class RoutingState:
 class Policy(Protocol):
     """Ranks backends for a request.
 
-    `rank` changes nothing and depends on nothing but its argument, the state and what the
-    `on_` events told; it returns at least one candidate, best first, all from the question's slots
-    or its home. The router calls the events: once each per reservation, in this order; `on_forget`
-    when a backend's cache is lost or the backend has left, its reservations with it.
+    `rank` changes nothing. It depends only on its argument, the router's state and earlier events. It returns
+    at least one candidate, best first; each is the request's home or one of its slots.
+
+    For each reservation the router calls `on_reserve`, `on_first_token` and `on_release` in this order, each
+    at most once. It calls `on_forget` when a backend has lost its cache, or has left the fleet; then its
+    reservations are gone too, and no more events come for them.
     """
 
     name: str
+    has_events: bool  # False: the router may skip all calls but `rank` and `on_forget`
 
-    def rank(self, question: PlacementRequest) -> Sequence[Candidate]: ...
+    def rank(self, request: PlacementRequest) -> Sequence[Candidate]: ...
 
     def on_reserve(self, reservation: Reservation) -> None: ...
 
@@ -100,11 +125,13 @@ class Policy(Protocol):
     def on_forget(self, slot: int, *, has_left: bool) -> None: ...
 
 
-class EventlessPolicy:
-    """For policies that keep no state of their own: all events are ignored."""
+class PolicyBase:
+    """Holds the router's state and ignores all events; a policy that handles some sets `has_events`."""
+
+    has_events = False
 
     def __init__(self, state: RoutingState) -> None:
-        self._around = state
+        self._state = state
 
     def on_reserve(self, reservation: Reservation) -> None:
         """Ignored."""
@@ -117,9 +144,3 @@ class EventlessPolicy:
 
     def on_forget(self, slot: int, *, has_left: bool) -> None:
         """Ignored."""
-
-    def _order(self, prices: dict[int, float], reason: str) -> list[Candidate]:
-        """Return the slots as candidates, least price first; equal ones by whose turn it is."""
-        backend_id, turn = self._around.candidates.backend_id, self._around.load.turn
-        ordered = sorted(prices, key=lambda slot: (prices[slot], turn[slot], slot))
-        return [Candidate(backend_id=backend_id(s), price=prices[s], reason=reason) for s in ordered]

@@ -1,7 +1,7 @@
 """A request counted on a backend, from `Router.reserve` to `Router.release`.
 
-Mutable and slotted, not a frozen value: it is built on every request, and the router marks it as answered
-and released so that each is counted exactly once.
+It is mutable and slotted, not a frozen value: one is built for every request, and the router marks it as
+answered and as released, so that each happens once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gateway.values import BackendId, RequestFacts
 
 
 class Reservation:
-    """A request counted on a backend; hand it back to `first_token` and `release`."""
+    """A request counted on a backend; pass it to `first_token` and `release`."""
 
     __slots__ = (
         "backend_id",
@@ -34,12 +34,12 @@ class Reservation:
         self.facts = facts
         self.backend_id = backend_id
         self.slot = slot
-        self.life = life  # which owner of the slot it was counted for
+        self.life = life  # which owner of the slot it is counted for
         self.chain = chain
         self.prompt_tokens = 0.0
         self.expected_cached_tokens = 0
         self.prefill_s = 0.0
         self.sent_s = 0.0
-        self.service_s: float | None = None  # how long its prefill seems to have taken
+        self.service_s: float | None = None  # how long its prefill took, if known
         self.is_answered = False
         self.is_released = False

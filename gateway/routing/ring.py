@@ -1,9 +1,9 @@
-"""The consistent-hash ring: which backends come first for a key, whatever the order of the config.
+"""The consistent-hash ring: which backends come first for a key, in whatever order they are configured.
 
-Invariant: the ring is a pure function of the set of (backend id, weight); two replicas with the same
-fleet agree on every key, and removing a backend moves only the keys that it owned. Built whole and
-then swapped, never changed: uhashring computes the points, lookups are a bisection here, because
-walking to the n-th distinct successor needs the points themselves.
+Invariant: the ring is a pure function of the set of (backend id, weight). Two replicas with the same fleet
+agree on every key, and removing a backend moves only the keys that it owned. A ring is built as a whole and
+then swapped, never changed. uhashring computes the points; lookups are a bisection here, because finding the
+n-th distinct successor needs the points themselves.
 
 It knows no health and no load: callers skip the backends that they cannot use.
 """
@@ -22,16 +22,16 @@ from gateway.values import BackendId
 
 
 def key_hash(key: str) -> int:
-    """Return the place of a key (or of a virtual node) on the ring: 64 bits, the same everywhere.
+    """Return the position of a key or a virtual node on the ring: 64 bits, the same on every machine.
 
-    `surrogatepass` because JSON may carry a lone surrogate into an id; a ring must not fail on text.
+    `surrogatepass`, because JSON can bring a lone surrogate into an id, and no text may fail here.
     """
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
 
 
 @lru_cache(maxsize=4096)
 def _points_of(backend_id: BackendId, num_points: int) -> tuple[int, ...]:
-    """Return a backend's places, in order. They do not depend on the others, so they are computed once."""
+    """Return a backend's points in order. They do not depend on other backends, so they are cached."""
     ring = HashRing({backend_id: {"vnodes": num_points}}, hash_fn=key_hash)
     return tuple(position for position, _ in ring.get_points())
 
@@ -39,9 +39,9 @@ def _points_of(backend_id: BackendId, num_points: int) -> tuple[int, ...]:
 class Ring:
     """Successors of a key among weighted backends; immutable once built.
 
-    To build it is O(points log backends): the backends' points are sorted runs, which Python's sort merges.
-    Requests wait meanwhile: one change among 64 backends takes 5 ms of CPU time, among 1,000 a quarter of a
-    second (inserting all points into one HashRing each time: 25 and 650 ms).
+    Building is O(points log backends): the points of each backend are a sorted run, and Python's sort merges
+    runs. Requests wait meanwhile: one change among 64 backends takes 5 ms of CPU time, among 1,000 a quarter
+    of a second (with all points inserted into one HashRing each time: 25 and 650 ms).
     """
 
     __slots__ = ("_nodes", "_num_backends", "_points")
@@ -56,15 +56,18 @@ class Ring:
         self._nodes = [owner_of[point] for point in self._points]
         self._num_backends = len(backend_ids)
 
+    def __repr__(self) -> str:
+        return f"<Ring {self._num_backends} backends, {len(self._points)} points>"
+
     def __len__(self) -> int:
         return self._num_backends
 
     def points(self) -> Iterator[tuple[int, BackendId]]:
-        """Yield the points of the ring in order, with the backend that owns what lies before each."""
+        """Yield the points in order, each with the backend that owns the keys before it."""
         return zip(self._points, self._nodes, strict=True)
 
     def walk(self, key: str) -> Iterator[BackendId]:
-        """Yield the backends in the order of the ring from the key's place, each once."""
+        """Yield each backend once, in ring order from the key's position."""
         num_points = len(self._points)
         if not num_points:
             return
@@ -82,7 +85,7 @@ class Ring:
     def owners(
         self, key: str, count: int, allowed: AbstractSet[int] | None, slot_of: Mapping[BackendId, int]
     ) -> list[int]:
-        """Return the first `count` distinct slots for the key, of the allowed ones if given."""
+        """Return the first `count` distinct slots for the key, only allowed ones if given."""
         points, nodes = self._points, self._nodes
         found: list[int] = []
         if not points or not count:

@@ -1,57 +1,66 @@
-"""One decision: which backend serves this request. Pure reading in `decide`; events change the state.
+"""Chooses the backend that serves a request. `decide` only reads; all other calls change the state.
 
-The order of calls: `observe_view` whenever the fleet changed; per request `decide`, then `reserve`
-without an await between, `first_token` when the answer begins, and `release` exactly once. The same
-events in the same order give the same decisions, bit for bit: no clock, no chance, no I/O in here.
+Callers call `observe_view` whenever the fleet has changed. For each request they call `decide`, then
+`reserve` with no await between, `first_token` when the answer begins, and `release` exactly once. The same
+calls in the same order give the same decisions, bit for bit: there is no clock, no randomness and no I/O in
+here.
 
-Invariants: a decision names a routable backend that serves the model and is not excluded; in-flight and
-outstanding work are never negative and are zero when every reservation is released.
+Invariants: a decision names a routable backend that serves the model and is not excluded. In-flight counts
+and outstanding work are never negative, and are zero once every reservation has been released.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 from gateway.errors import NoBackend
 from gateway.routing.calibration import CostModel, TokenRatio
-from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Candidates, Pool
-from gateway.routing.content import CompletedContent
+from gateway.routing.candidates import Candidates
 from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
-from gateway.routing.naming import name_outcome
-from gateway.routing.placement_request import EventlessPolicy, PlacementRequest, Policy, RoutingState
-from gateway.routing.policies.registry import make_policy
+from gateway.routing.placement_request import (
+    PlacementRequest,
+    Policy,
+    RoutingState,
+    measure_prompt,
+    session_line,
+)
+from gateway.routing.policies.registry import POLICIES, PolicyFactory, make_policy
 from gateway.routing.reservation import Reservation
 from gateway.routing.ring import Ring
+from gateway.routing.selection import Selector, name_choice
 from gateway.routing.settings import FIXED_WHILE_RUNNING, RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex, Shadow
 from gateway.routing.slow_start import SlowStart
 from gateway.routing.traffic import Traffic
 from gateway.values import (
     Affinity,
-    Api,
-    Backend,
     BackendId,
-    BackendState,
     Binding,
     Decision,
     FleetView,
-    Message,
     RequestFacts,
     Usage,
 )
-
-_NO_SLOTS: frozenset[int] = frozenset()
 
 
 class Router:
     """All placement state of one gateway process."""
 
-    def __init__(self, settings: RoutingSettings, *, content: ContentIndex | None = None) -> None:
-        """`content`: what engines report of their caches, by slot; the router's own shadow completes it."""
+    def __init__(
+        self,
+        settings: RoutingSettings,
+        *,
+        policies: Mapping[str, PolicyFactory] = POLICIES,
+        content: Callable[[Shadow], ContentIndex] | None = None,
+    ) -> None:
+        """Raises ValueError if `policies` lacks the one that the settings name.
+
+        `content` wraps the router's shadow in another index of cached prefixes, which policies then see.
+        """
         self.settings = settings
         self._candidates = Candidates(settings)
         self._load = LoadTable(settings)
@@ -60,21 +69,26 @@ class Router:
         self._tokens = TokenRatio(settings)
         self._shadow = Shadow(settings.shadow_entries_per_backend)
         self._learner = Learner(settings, self._shadow, self._costs, self._tokens)
-        self._lives: list[int] = []
+        self._lives: list[int] = []  # by slot: how many backends have had it before
         self._slow_start = SlowStart()
-        self._silent: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
-        self._num_silent = 0
-        self._told_until_s = -math.inf  # until when other replicas' own word on their load counts
+        self._selector = Selector(self._candidates, self._slow_start)
+        self._unstreamed: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
+        self._num_unstreamed = 0
+        self._replicas_known_until_s = -math.inf  # until then replicas' own reports count
         self._kv_usage: dict[int, float] = {}
-        known: ContentIndex = self._shadow if content is None else CompletedContent(content, self._shadow)
-        self._around = RoutingState(settings, self._candidates, self._load, self._costs, self._traffic, known)
-        self._policy: Policy = make_policy(settings.policy, self._around)
-        self._has_events = not isinstance(self._policy, EventlessPolicy)
+        known: ContentIndex = self._shadow if content is None else content(self._shadow)
+        self._state = RoutingState(settings, self._candidates, self._load, self._costs, self._traffic, known)
+        self._policy: Policy = make_policy(settings.policy, self._state, policies)
+        self._has_events = self._policy.has_events
+
+    def __repr__(self) -> str:
+        in_flight = sum(num_requests for _, num_requests in self.loads().values())
+        return f"<Router {self._policy.name}: {in_flight} in flight, {self._candidates!r}>"
 
     def reconfigure(self, settings: RoutingSettings) -> None:
-        """Decide by these settings from now on. Those of `FIXED_WHILE_RUNNING` must be the same as before."""
+        """Decide by these settings from now on. Options in `FIXED_WHILE_RUNNING` must not have changed."""
         assert all(getattr(settings, name) == getattr(self.settings, name) for name in FIXED_WHILE_RUNNING)
-        self.settings = self._around.settings = self._learner.settings = settings
+        self.settings = self._state.settings = self._learner.settings = settings
         self._candidates.reconfigure(settings)
         for slot in self._candidates.slot_of.values():
             self._set_capacity(slot)
@@ -101,27 +115,12 @@ class Router:
             self._policy.on_forget(slot, has_left=False)
         for slot in self._candidates.slot_of.values():
             self._set_capacity(slot)
-        self._seed_load(change.admitted)
+        self._load.seed(change.admitted, self._open_slots(), self.settings.slow_start_floor)
 
-    def _seed_load(self, admitted: tuple[int, ...]) -> None:
-        """Give backends that begin to take sessions a small recent past: no flood, no famine."""
-        load = self._load
-        settled = [
-            slot
-            for slot in self._candidates.slot_of.values()
-            if slot not in admitted and self._is_open(self._candidates.backends[slot])
-        ]
-        if not settled:
-            return
-        mean = sum(load.recent[slot] for slot in settled) / len(settled)
-        latest = max(load.turn[slot] for slot in settled)
-        for slot in admitted:
-            load.seed_recent(slot, max(load.recent[slot], mean * self.settings.slow_start_floor))
-            load.turn[slot] = max(load.turn[slot], latest)
-
-    @staticmethod
-    def _is_open(backend: Backend | None) -> bool:
-        return backend is not None and backend.state.takes_new_sessions
+    def _open_slots(self) -> list[int]:
+        """Return the slots whose backends take new sessions."""
+        view = {slot: self._candidates.backends[slot] for slot in self._candidates.slot_of.values()}
+        return [slot for slot, backend in view.items() if backend and backend.state.takes_new_sessions]
 
     def _set_capacity(self, slot: int) -> None:
         backend = self._candidates.backends[slot]
@@ -131,30 +130,32 @@ class Router:
     def observe_load(
         self, backend_id: BackendId, *, num_running: int, num_waiting: int, kv_usage: float, now_s: float
     ) -> None:
-        """Take over an engine's own counts: what exceeds ours was put there by other replicas."""
+        """Take over an engine's own counts: what exceeds ours was put there by other replicas.
+
+        Ignored while replicas report their load themselves, which is more exact.
+        """
         slot = self._candidates.slot_of.get(backend_id)
-        if slot is not None and now_s > self._told_until_s:  # replicas that tell their load know it better
-            self._load.observe_foreign(
-                slot, num_running, num_waiting, self._traffic.mean_work * self._costs.fleet_scale, now_s
-            )
+        if slot is not None and now_s > self._replicas_known_until_s:
+            mean_prefill_s = self._traffic.mean_work * self._costs.fleet_scale
+            self._load.observe_foreign(slot, num_running, num_waiting, mean_prefill_s, now_s)
             self._kv_usage[slot] = kv_usage
         self._load.expire_foreign(now_s)
 
     def loads(self) -> dict[BackendId, tuple[float, int]]:
-        """Return per backend the prefill seconds outstanding and the requests in flight of this replica."""
+        """Return this replica's outstanding prefill seconds and requests in flight, per backend."""
         return {
             backend_id: (self._load.outstanding_s(slot), self._load.in_flight[slot])
             for backend_id, slot in self._candidates.slot_of.items()
         }
 
     def observe_others(self, loads: Mapping[BackendId, tuple[float, int]], now_s: float) -> None:
-        """Take over what other replicas say that they have outstanding. Changes the load."""
+        """Take over what other replicas report as outstanding there. Changes the load."""
         for backend_id, (work_s, num_requests) in loads.items():
             slot = self._candidates.slot_of.get(backend_id)
             if slot is not None:
                 self._load.take_foreign(slot, work_s, num_requests, now_s)
         if loads:
-            self._told_until_s = now_s + self.settings.load_stale_s
+            self._replicas_known_until_s = now_s + self.settings.load_stale_s
         self._load.expire_foreign(now_s)
 
     # -- one request ---------------------------------------------------------------------------
@@ -171,38 +172,29 @@ class Router:
     ) -> Decision:
         """Choose a backend. Changes nothing. Raises NoBackend or ModelNotFound.
 
-        `excluded` have failed this request. `avoided` get nothing new while another can take it, but keep
-        their own sessions. `by_ring`: nothing is shared now, so only what every replica sees alike may
-        decide: the ring.
+        `excluded`: backends that have failed this request. `avoided`: backends that get no new session while
+        another can take it; they keep those they have. `by_ring`: no session store is shared now, so the ring
+        places sessions without a home, because every replica has the same ring.
         """
-        candidates = self._candidates
-        pool = candidates.pool(facts.model)
-        barred = candidates.slots(excluded) if excluded else _NO_SLOTS
-        home, cause = self._find_home(facts, binding, barred)
-        lost = self._lost_home(binding, pool, barred) if cause == "home_restarted" else _NO_SLOTS
-        tiers = ALL_TIERS if binding is not None else OPEN_TIERS
-        slots = pool.best_tier(barred | lost, tiers)
+        usable = self._candidates.for_model(facts.model)
+        home, cause, slots = self._selector.select(facts, binding, usable, excluded, avoided, by_ring)
         if not slots and home is None:
-            slots = self._last_resort(pool, barred, tiers)
-        if avoided:
-            unwanted = candidates.slots(avoided)
-            slots = tuple(slot for slot in slots if slot not in unwanted) or slots
-        if by_ring and home is None:
-            slots = self._first_on_ring(facts, slots)
-        elif binding is None and facts.session_key is not None:
-            owed = self._slow_start.owed(slots)
-            slots = slots if owed is None else (owed,)
-        chain, prompt_tokens, ratio = self._measure(facts, binding)
-        shares = candidates.shares(slots, pool, now_s) if slots else None
-        question = PlacementRequest(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
-        question.is_moved = binding is not None and home is None
-        if binding is not None and home is not None and now_s <= self._told_until_s:
-            question.context_bytes = binding.context_tokens / ratio
-        ranked = tuple(self._policy.rank(question))
+            raise NoBackend("no backend can take this request now", retry_after_s=self.settings.retry_after_s)
+        ratio = self._tokens.get(facts.model)
+        chain, prompt_tokens = measure_prompt(facts, binding, ratio)
+        shares = self._candidates.shares(slots, usable, now_s) if slots else None
+        request = PlacementRequest(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
+        request.is_moved = binding is not None and home is None
+        if binding is not None and home is not None and now_s <= self._replicas_known_until_s:
+            request.context_bytes = binding.context_tokens / ratio
+        ranked = tuple(self._policy.rank(request))
         chosen = ranked[0]
-        affinity, reason = name_outcome(facts, binding, home, cause, chosen.backend_id, bool(excluded))
-        if by_ring and home is None and not excluded:
+        if excluded:
+            affinity, reason = Affinity.FAILOVER, "failover"
+        elif by_ring and home is None:
             affinity, reason = Affinity.UNPINNED, "ring_fallback"
+        else:
+            affinity, reason = name_choice(facts, binding, home, cause, chosen.backend_id)
         return Decision(
             backend_id=chosen.backend_id,
             affinity=affinity,
@@ -214,70 +206,18 @@ class Router:
             policy=self._policy.name,
         )
 
-    def _last_resort(self, pool: Pool, barred: frozenset[int], num_tiers: int) -> tuple[int, ...]:
-        """A restarted home is better than none. Raises NoBackend."""
-        slots = pool.best_tier(barred, num_tiers)
-        if not slots:
-            raise NoBackend("no backend can take this request now", retry_after_s=self.settings.retry_after_s)
-        return slots
-
-    def _first_on_ring(self, facts: RequestFacts, slots: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the ring's choice of these slots, alone; all of them without a key."""
-        key = facts.session_key or facts.prompt_key
-        if key is None:
-            return slots
-        slot_of = self._candidates.slot_of
-        usable = frozenset(slots)
-        ring = self._candidates.ring
-        found = next((slot_of[name] for name in ring.walk(key) if slot_of[name] in usable), None)
-        return slots if found is None else (found,)
-
-    def _find_home(
-        self, facts: RequestFacts, binding: Binding | None, barred: frozenset[int]
-    ) -> tuple[int | None, str]:
-        """Return the slot where the session may stay, or the cause why it may not."""
-        if binding is None:
-            return None, ""
-        slot = self._candidates.slot_of.get(binding.backend_id)
-        backend = None if slot is None else self._candidates.backends[slot]
-        if slot is None or backend is None:
-            return None, "home_removed"
-        if binding.epoch < backend.epoch:  # a larger one is another replica's fresher knowledge
-            return None, "home_restarted"
-        if not backend.state.keeps_sessions:
-            return None, "home_draining" if backend.state is BackendState.DRAINING else "home_down"
-        if not self._candidates.serves(slot, facts.model):
-            return None, "home_lacks_model"
-        return (None, "home_failed") if slot in barred else (slot, "")
-
-    def _lost_home(self, binding: Binding | None, pool: Pool, barred: frozenset[int]) -> frozenset[int]:
-        """A restarted home is cold: its sessions spread over others instead of all returning at once."""
-        if binding is None:
-            return _NO_SLOTS
-        lost = frozenset((self._candidates.slot_of[binding.backend_id],))
-        others = pool.best_tier(barred | lost)
-        return lost if others and others[0] in pool.tiers[0] else _NO_SLOTS
-
-    def _measure(self, facts: RequestFacts, binding: Binding | None) -> tuple[Chain, float, float]:
-        """Return the chain to look up, the prompt's tokens and the tokens per byte."""
-        ratio = self._tokens.get(facts.model)
-        chain: Chain = facts.prefix
-        num_bytes = facts.num_prompt_bytes
-        known = 0 if binding is None else binding.context_tokens
-        if facts.api is Api.RESPONSES and known > num_bytes * ratio and facts.session_key is not None:
-            num_bytes = int(known / ratio) + num_bytes  # the engine's side keeps the history
-            chain = ()
-        return chain or _line_of_session(facts, num_bytes), max(1.0, num_bytes * ratio), ratio
-
     def reserve(
         self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None
     ) -> Reservation:
-        """Count the request on its backend, before it is sent. Changes load, traffic and shadow."""
-        if self._silent and self._silent[0][0] <= now_s:
-            self._settle_silent(now_s)
+        """Count the request on its backend before it is sent. Changes load, traffic and shadow.
+
+        `backend_id` overrides the decision's choice.
+        """
+        if self._unstreamed and self._unstreamed[0][0] <= now_s:
+            self._settle_unstreamed(now_s)
         target = decision.backend_id if backend_id is None else backend_id
         slot = self._candidates.slot_of[target]
-        chain = facts.prefix or _line_of_session(facts, facts.num_prompt_bytes)
+        chain = facts.prefix or session_line(facts, facts.num_prompt_bytes)
         reservation = Reservation(facts, target, slot, self._lives[slot], chain)
         reservation.prompt_tokens = float(max(1, decision.prompt_tokens))
         for candidate in decision.ranked:
@@ -286,20 +226,15 @@ class Router:
                 reservation.prefill_s = candidate.prefill_s
                 break
         else:
-            cached = self._around.content.cached_bytes(slot, chain) * self._tokens.get(facts.model)
-            cached = min(cached, reservation.prompt_tokens - 1.0)
-            reservation.expected_cached_tokens = int(cached)
-            reservation.prefill_s = self._costs.models[slot].seconds(
-                reservation.prompt_tokens - cached, cached
-            )
+            self._estimate(reservation)
         reservation.sent_s = now_s
         written, regretted = self._shadow.insert(slot, chain) if chain else (0, 0)
         self._traffic.add(now_s, reservation.prefill_s / self._costs.models[slot].scale, written, regretted)
         share = self._candidates.share(slot, facts.model, now_s)
         if not facts.is_stream:
             finish_s = now_s + self._load.wait[slot] + reservation.prefill_s
-            self._num_silent += 1
-            heapq.heappush(self._silent, (finish_s, self._num_silent, reservation))
+            self._num_unstreamed += 1
+            heapq.heappush(self._unstreamed, (finish_s, self._num_unstreamed, reservation))
         self._load.send(slot, reservation.prefill_s, share, now_s)
         if self._has_events:
             self._policy.on_reserve(reservation)
@@ -309,26 +244,33 @@ class Router:
             self._load.adopted[slot] += 1
         return reservation
 
+    def _estimate(self, reservation: Reservation) -> None:
+        """Predict the prefill on a backend that the policy has not priced. Changes the reservation."""
+        slot, prompt_tokens = reservation.slot, reservation.prompt_tokens
+        ratio = self._tokens.get(reservation.facts.model)
+        cached = min(self._state.content.cached_bytes(slot, reservation.chain) * ratio, prompt_tokens - 1.0)
+        reservation.expected_cached_tokens = int(cached)
+        reservation.prefill_s = self._costs.models[slot].seconds(prompt_tokens - cached, cached)
+
     def _note_new_session(self, slot: int, model: str | None, now_s: float) -> None:
-        pool = self._candidates.pool(model)
-        warming, total_share = self._candidates.warming(pool, now_s)
+        warming, total_share = self._candidates.warming(self._candidates.for_model(model), now_s)
         self._slow_start.note_new_session(slot, warming, total_share)
 
-    def _settle_silent(self, now_s: float) -> None:
-        """Take prefills that must be over by now as done. Changes the load.
+    def _settle_unstreamed(self, now_s: float) -> None:
+        """Count prefills as done that must be over by now. Changes the load. O(log requests) each.
 
-        An answer without streaming shows nothing until its last token: without this, its prefill would look
-        like a queue for as long as the engine generates. O(log requests) each.
+        An answer that is not streamed shows nothing before it is complete. Its prefill would look like a
+        queue for as long as the engine generates.
         """
-        silent = self._silent
-        while silent and silent[0][0] <= now_s:
-            reservation = heapq.heappop(silent)[2]
+        unstreamed = self._unstreamed
+        while unstreamed and unstreamed[0][0] <= now_s:
+            reservation = heapq.heappop(unstreamed)[2]
             if not reservation.is_released:
                 self._end_prefill(reservation, now_s)
-                reservation.service_s = None  # predicted, not observed: nothing to learn from
+                reservation.service_s = None  # predicted, not observed: nothing to learn
 
     def first_token(self, reservation: Reservation, now_s: float) -> None:
-        """The answer began: its prefill is done. Changes the load. Later calls change nothing."""
+        """Count the prefill as done: the answer has begun. Changes the load. Later calls change nothing."""
         self._end_prefill(reservation, now_s)
 
     def _end_prefill(self, reservation: Reservation, now_s: float) -> None:
@@ -342,57 +284,57 @@ class Router:
                 self._policy.on_first_token(reservation)
 
     def release(self, reservation: Reservation, now_s: float, usage: Usage | None, completed: bool) -> None:
-        """The request is over, however it ended. Exactly once. Changes load, shadow and calibration.
+        """End the reservation, however the request ended. Once only. Changes load, shadow and calibration.
 
-        A request that never began to answer counts as answered now, so that its work does not linger.
+        If no token was seen, the prefill counts as done now.
         """
         assert not reservation.is_released, "a reservation is released exactly once"
-        if self._silent and self._silent[0][0] <= now_s:
-            self._settle_silent(now_s)
+        if self._unstreamed and self._unstreamed[0][0] <= now_s:
+            self._settle_unstreamed(now_s)
         was_answered = reservation.is_answered
         if not was_answered:
             self._end_prefill(reservation, now_s)
         reservation.is_released = True
         if not self._is_current(reservation):
-            return  # its backend has left the fleet, and the counts with it
+            return  # its backend has left the fleet, and its counts with it
         self._load.done(reservation.slot)
         if self._has_events:
             self._policy.on_release(reservation)
         if not was_answered:
-            reservation.service_s = None  # a whole answer's time says nothing of its prefill
+            reservation.service_s = None  # the time of a whole answer says nothing about its prefill
         if completed and usage is not None:
             self._learner.learn(reservation, usage)
 
     def _is_current(self, reservation: Reservation) -> bool:
         return self._lives[reservation.slot] == reservation.life
 
-    # -- looking in ----------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def in_flight(self, backend_id: BackendId) -> int:
         slot = self._candidates.slot_of.get(backend_id)
         return 0 if slot is None else self._load.in_flight[slot]
 
     def ring_owners(self, key: str, count: int) -> list[BackendId]:
-        """Return the first backends of the ring for a key, whatever their health."""
+        """Return the first backends on the ring for a key, whatever their health."""
         return list(islice(self._candidates.ring.walk(key), count))
 
     @property
     def ring(self) -> Ring:
-        """The ring of the present fleet; immutable, so it may be kept and compared."""
+        """The ring of the current fleet; immutable, so it may be kept and compared."""
         return self._candidates.ring
 
     def holders(self, chain: Chain) -> dict[BackendId, int]:
-        """Return who is believed to hold some of this prefix, and how many tokens. Changes nothing."""
+        """Return the backends believed to hold some of this prefix, with the number of tokens."""
         ratio = self._tokens.mean
         return {
             self._candidates.backend_id(slot): int(num_bytes * ratio)
-            for slots, num_bytes in self._around.content.levels(chain)
+            for slots, num_bytes in self._state.content.levels(chain)
             for slot in slots
             if self._candidates.backends[slot] is not None
         }
 
     def snapshot(self) -> dict[BackendId, Mapping[str, object]]:
-        """Return what is known and believed of each backend, for the admin API. Changes nothing."""
+        """Return what is known and estimated of each backend, for the admin API."""
         return {
             backend_id: {
                 "in_flight": self._load.in_flight[slot],
@@ -406,10 +348,3 @@ class Router:
             }
             for backend_id, slot in sorted(self._candidates.slot_of.items())
         }
-
-
-def _line_of_session(facts: RequestFacts, num_bytes: int) -> Chain:
-    """Without messages to name a prefix by, the session itself is one line, as large as the prompt."""
-    if facts.session_key is None:
-        return ()
-    return (Message(chain_hash=int(facts.session_key[:15], 16), num_bytes=num_bytes),)

@@ -1,7 +1,7 @@
-"""Options of placement: every number that a decision depends on, with its default and why.
+"""Options of placement: every number that a decision depends on, with its default and the reason.
 
-Invariant: values that pass `__post_init__` make every formula of this package finite. This module
-does not know where the options come from (`gateway/config/config.py` composes the file).
+Invariant: values that pass `__post_init__` keep every formula of this package finite. This module does not
+know where the options come from (`gateway/config/config.py` composes the file).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIXED_WHILE_RUNNING = (
     "recent_work_window_s",
     "load_stale_s",
 )
-"""Options that what a running router has learned is measured in, or that replicas must have in common."""
+"""Options that learned values are measured in, or that all replicas must share."""
 
 
 class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -150,7 +150,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 raise ValueError(f"{name} must be a finite number, 0 or above, not {value!r}")
         if not (1 <= self.placement_bound < math.inf and 1 <= self.load_bound < math.inf):
             raise ValueError(
-                "placement_bound and load_bound must be finite and at least 1: below it nobody may take load"
+                "placement_bound and load_bound must be finite and at least 1: below it no backend takes load"
             )
         if self.slow_start_floor > 1:
             raise ValueError("slow_start_floor is a share: at most 1")

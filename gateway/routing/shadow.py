@@ -1,23 +1,23 @@
 """What each backend's cache holds, as far as a gateway can know: a prefix tree with leaf-first LRU.
 
-Every prompt is a chain of messages whose hashes are chained, so one hash names a whole prefix and the
-tree needs no walk from the root: a line (one message on one backend) is found by its hash. As engines do,
-a backend is believed to keep a line only while it keeps all lines before it, and to drop the least
-recently used *leaf* first, from its end (traces study, section 2). Lines enter when a request is routed,
-not when it is answered: what is queued will be cached before anything that is sent after it.
+A prompt is a chain of messages whose hashes are chained. So one hash names a whole prefix, and a line (one
+message on one backend) is found by its hash, without a walk from the root. Like an engine, a backend is
+assumed to keep a line only together with all lines before it, and to drop the least recently used *leaf*
+first, from its end (traces study, section 2). A line is entered when its request is routed, not when it is
+answered: what is queued will be cached before anything that is sent after it.
 
     chain     m0 ---- m1 ---- m2 ---- m3        one request, cumulative sizes end0 < end1 < end2 < end3
     line      start = end1, size = m2, kept <= size, tail = answer generated behind it
 
-Only leaves stand in the recency order. A parent whose last child is dropped becomes the *oldest* leaf:
-it was last used when that child was. So this equals a block-level LRU without touching whole paths,
-and a follow-up turn costs O(new messages), not O(history). One difference is accepted: a prompt that is
-itself the beginning of a longer known one (an old turn sent again) does not outlive that longer one.
+Only leaves are in the recency order. A parent whose last child is dropped becomes the *oldest* leaf, because
+it was last used when that child was. So this equals a block-level LRU without touching whole paths, and a
+follow-up turn costs O(new messages), not O(history). One difference is accepted: a prompt that is the
+beginning of a longer known one (an old turn sent again) does not outlive the longer one.
 
-Sizes are bytes of text; capacity is bytes too (tokens ÷ tokens per byte), moved by the caller.
+Sizes are bytes of text. Capacity is in bytes too (tokens / tokens per byte), and the caller adjusts it.
 
-Invariants: `used_bytes` of a backend is the sum of what its lines keep; a bit in `_holders` is set
-exactly where a line exists. It knows no load, no clock, and no text.
+Invariants: `used_bytes` of a backend is the sum of what its lines keep. A bit in `_holders` is set exactly
+where a line exists. It knows no load, no clock, and no text.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from typing import Protocol
 from gateway.values import Message
 
 Chain = Sequence[Message]
-Level = tuple[tuple[int, ...], int]  # slots, and how many leading bytes of a chain each holds
-_GHOST_SHARE = 0.5  # remembered evictions, as a share of capacity: what would still be there in 1.5 caches
-_LAST_LOOKS = 4  # a next turn ends 2-3 messages behind the known ones: look there before bisecting
-_EXACT_GROUP = 8  # more backends than this at one line share a common prompt: they count alike
+Level = tuple[tuple[int, ...], int]  # slots, and how many leading bytes of a chain each of them holds
+_GHOST_SHARE = 0.5  # evictions remembered, as a share of capacity: what 1.5 times the cache would still hold
+_LAST_LOOKS = 4  # the next turn adds 2-3 messages to the known ones: look there before bisecting
+_EXACT_GROUP = 8  # if more backends share a line, it is a common prompt: they count as equal
 
 
 class ContentIndex(Protocol):
@@ -45,7 +45,7 @@ class ContentIndex(Protocol):
         ...
 
     def levels(self, chain: Chain) -> list[Level]:
-        """Return (slots, cached bytes) of all that hold some of the chain, longest first."""
+        """Return (slots, cached bytes) of all backends that hold some of the chain, longest first."""
         ...
 
 
@@ -83,6 +83,11 @@ class Shadow:
         self._max_lines = max_lines_per_backend
         self._caches: dict[int, _Cache] = {}
         self._holders: dict[int, int] = {}  # chain hash -> bit set of slots
+
+    def __repr__(self) -> str:
+        used = sum(cache.used for cache in self._caches.values())
+        capacity = sum(cache.capacity for cache in self._caches.values())
+        return f"<Shadow {len(self._holders)} lines of {len(self._caches)} backends, {used}/{capacity} bytes>"
 
     # -- queries -------------------------------------------------------------------------------
 
@@ -129,7 +134,7 @@ class Shadow:
     # -- changes -------------------------------------------------------------------------------
 
     def set_capacity(self, slot: int, capacity_bytes: int) -> None:
-        """Say how much the backend can hold; drops what no longer fits. Changes the content."""
+        """Set how much the backend can hold; drops what no longer fits. Changes the content."""
         cache = self._caches.get(slot)
         if cache is None:
             self._caches[slot] = _Cache(capacity_bytes)
@@ -138,7 +143,7 @@ class Shadow:
             self._shrink(slot, cache)
 
     def insert(self, slot: int, chain: Chain) -> tuple[int, int]:
-        """Note that the chain goes to this backend. Changes the content.
+        """Enter a chain that is sent to this backend. Changes the content.
 
         Returns (bytes written, bytes among them that were dropped here not long ago).
         """
@@ -151,7 +156,7 @@ class Shadow:
             written = parent.size - parent.kept
             parent.kept = parent.size
             if index + 1 < len(chain) and parent.tail:
-                written -= parent.tail  # the answer becomes the next message's beginning
+                written -= parent.tail  # the answer becomes the start of the next message
                 parent.tail = 0
             if not parent.children:
                 cache.leaves.move_to_end(parent.key)
@@ -187,7 +192,7 @@ class Shadow:
         return max(0, written), regretted
 
     def add_answer(self, slot: int, chain: Chain, num_bytes: int) -> None:
-        """Note the answer generated behind the chain. Changes the content; ignores a dropped chain."""
+        """Enter the answer generated behind the chain. Changes the content; ignores a dropped chain."""
         cache = self._caches.get(slot)
         line = None if cache is None or not chain else cache.lines.get(chain[-1].chain_hash)
         if cache is None or line is None or line.children or line.kept < line.size:
@@ -198,7 +203,7 @@ class Shadow:
             self._shrink(slot, cache)
 
     def forget(self, slot: int) -> None:
-        """Drop all belief about this backend, as after a restart. Changes the content. O(lines)."""
+        """Forget what this backend holds, as after a restart. Changes the content. O(lines)."""
         cache = self._caches.get(slot)
         if cache is None:
             return
@@ -219,7 +224,7 @@ class Shadow:
             del self._holders[key]
 
     def _shrink(self, slot: int, cache: _Cache) -> None:
-        """Drop oldest leaves from their ends until the content fits."""
+        """Drop the oldest leaves, from their ends, until the content fits."""
         while (over := cache.used - cache.capacity) > 0 or len(cache.lines) > self._max_lines:
             if not cache.leaves:
                 return
@@ -267,7 +272,7 @@ def _held(line: _Line, chain: Chain, index: int) -> int:
 
 
 def _deepest(known: dict[int, _Line] | dict[int, int], chain: Chain) -> int:
-    """Return the last position of the chain that is known, or -1; positions known are a prefix."""
+    """Return the last known position of the chain, or -1. The known positions are a prefix."""
     last = len(chain) - 1
     for index in range(last, max(-1, last - _LAST_LOOKS), -1):
         if chain[index].chain_hash in known:

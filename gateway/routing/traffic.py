@@ -1,14 +1,17 @@
 """How much a second of prefill costs everybody else: the pressure of the fleet's traffic.
 
-A request of work p sent to a backend with W seconds ahead waits W + p itself, and delays each request
-that arrives before the backend is idle again. In a busy period of an M/G/1 queue these are
-rate · (W + p) / (1 - utilisation) requests, each delayed by p. What is computed is also written to the
-cache and pushes out others; each token written costs `regret` tokens recomputed later. So
+A request with work p, sent to a backend with W seconds of work ahead, waits W + p itself. It also delays each
+request that arrives before the backend is idle again. In a busy period of an M/G/1 queue these are
+
+    rate · (W + p) / (1 - utilisation)
+
+requests, each delayed by p. What is computed is also written to the cache and evicts other text: each token
+written costs `regret` tokens recomputed later. So
 
     price = (W + p) · (1 + p · pressure),   pressure = rate · (1 + regret) / (1 - utilisation)
 
-(traces study, 4.3 and the reference simulator). Minimising the own delay alone collapses near
-saturation: it saves seconds now by recomputation that all behind wait for.
+(traces study, 4.3 and the reference simulator). A policy that minimises the request's own delay alone
+collapses near saturation: it saves seconds now by recomputation that everything behind it waits for.
 
 Invariant: pressure is finite and not negative. Rates are means per backend over the fleet.
 """
@@ -22,7 +25,7 @@ from gateway.routing.settings import RoutingSettings
 _MAX_UTILISATION = 0.95
 _MAX_REGRET = 3.0
 _REGRET_WINDOW_FACTOR = 5.0  # evictions are rarer than arrivals
-_REGRET_WEIGHT = 2.0  # ghosts are remembered for half a capacity: the other half is as likely to return
+_REGRET_WEIGHT = 2.0  # ghosts cover half a capacity; text from the other half is as likely to return
 
 
 class Traffic:
@@ -39,10 +42,10 @@ class Traffic:
         self.regret = 0.0  # tokens recomputed later per token written now
 
     def pressure(self, now_s: float, num_backends: int, scale: float = 1.0) -> float:
-        """Return the requests per second of own work that one more second delays. Changes nothing.
+        """Return how many requests a request delays by its own work, per second until its prefill ends.
 
-        `scale` is the fleet's present cost per unit of work, so that a fleet whose speed has just been
-        learned is not judged by what its earlier work was taken for.
+        `scale` is the fleet's current cost per unit of work, so that a newly learned speed also applies to
+        work that was counted before.
         """
         if self._first_s is None or num_backends <= 0:
             return 0.0

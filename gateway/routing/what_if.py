@@ -1,9 +1,9 @@
-"""What a change of the fleet would move, before it is made: arithmetic on two rings and the live bindings.
+"""What a change of the fleet would move: arithmetic on two rings and the live bindings.
 
-New sessions: the share of all keys whose first choice on the ring changes; exact, by the lengths of the
-arcs between ring points. Live sessions stay at home, whatever is added or reweighted, because that is the
-point of a binding; only those of a removed backend move, and are counted at the ring's next choice. Load is
-not weighed, so the real places of single sessions may differ; the sums do not.
+New sessions: the share of all keys whose first backend on the ring changes. This is exact, from the lengths
+of the arcs between ring points. Live sessions stay at home when backends are added or reweighted, because a
+binding holds. Only the sessions of a removed backend move; they are counted at the ring's next choice. Load
+is ignored, so single sessions may go elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WHOLE = 2.0**64
 
 @dataclass(slots=True, kw_only=True)
 class BackendForecast:
-    """One backend before and after."""
+    """One backend before and after the change."""
 
     ring_share_before: float = 0.0
     ring_share_after: float = 0.0
@@ -31,7 +31,7 @@ class BackendForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What would move."""
+    """What a change would move."""
 
     ring_share_moved: float
     num_sessions: int
@@ -51,7 +51,7 @@ class _Sums:
 
 
 def ring_shares(ring: Ring) -> dict[BackendId, float]:
-    """Return the share of all keys that each backend is the first choice of; the sum is 1. O(points)."""
+    """Return each backend's share of all keys, by first choice; the sum is 1. O(points)."""
     shares: dict[BackendId, float] = {}
     for start, end, owner in _arcs(ring):
         shares[owner] = shares.get(owner, 0.0) + (end - start) / _WHOLE
@@ -81,9 +81,11 @@ def forecast(
     virtual_nodes: int,
     sessions: Iterable[tuple[SessionKey, BackendId, int]],
 ) -> Forecast:
-    """Judge a change of weights by id. `sessions`: key, home, context tokens of each live one."""
+    """Forecast a change of weights. `sessions`: key, home and context tokens of each live session."""
     old_ring, new_ring = Ring(before, virtual_nodes), Ring(after, virtual_nodes)
-    sums = _Sums(backends={one: BackendForecast() for one in sorted(before.keys() | after.keys())})
+    sums = _Sums(
+        backends={backend_id: BackendForecast() for backend_id in sorted(before.keys() | after.keys())}
+    )
     for backend_id, share in ring_shares(old_ring).items():
         sums.backends[backend_id].ring_share_before = share
     for backend_id, share in ring_shares(new_ring).items():
@@ -125,7 +127,7 @@ def _add_session(
 
 
 def _arcs(ring: Ring) -> list[tuple[int, int, BackendId]]:
-    """Return (start, end, owner) of all keys: a point owns what lies before it, the first also the rest."""
+    """Return (start, end, owner) of all arcs. A point owns the keys before it, the first also the rest."""
     arcs: list[tuple[int, int, BackendId]] = []
     place = 0
     for position, owner in ring.points():

@@ -18,7 +18,8 @@ if __name__ == "__main__":
 from routing.routing_worlds import backend, bind, fleet, names, request
 
 from gateway.errors import NoBackend
-from gateway.replay.recording import Entry, RecordingRouter, replay
+from gateway.replay.recording import replay
+from gateway.routing.recording import RecordedEvent, RecordingRouter
 from gateway.routing.settings import RoutingSettings
 from gateway.values import BackendId, BackendState, Binding, Usage
 
@@ -84,7 +85,7 @@ def test_changed_settings_are_part_of_a_recording() -> None:
 def test_a_recording_replays_bit_for_bit() -> None:
     """Every decision of a long mixed run comes out equal, with all prices, from a new router."""
     lines = play()
-    entries = [msgspec.json.decode(line, type=Entry) for line in lines]
+    entries = [msgspec.json.decode(line, type=RecordedEvent) for line in lines]
     decisions = [entry.decision for entry in entries if entry.decision and entry.event == "decide"]
     assert {decision.affinity.value for decision in decisions} >= {
         "new",
@@ -97,7 +98,7 @@ def test_a_recording_replays_bit_for_bit() -> None:
 
 
 def test_golden_decisions_still_come_out() -> None:
-    """Today's router decides the recorded questions as when they were recorded."""
+    """The current router repeats every recorded decision."""
     mismatches = list(replay(GOLDEN.read_bytes().splitlines()))
     assert mismatches == [], f"{len(mismatches)} decisions differ, the first on line {mismatches[0].line}"
 
@@ -106,11 +107,11 @@ def test_a_changed_answer_is_reported_with_its_line() -> None:
     """A recording whose decision was tampered with names the line and both answers."""
     lines = play()
     index = next(n for n, line in enumerate(lines) if b'"event":"decide"' in line)
-    entry = msgspec.json.decode(lines[index], type=Entry)
+    entry = msgspec.json.decode(lines[index], type=RecordedEvent)
     assert entry.decision is not None
     other = msgspec.structs.replace(entry, decision=None, error="no_backend_available")
     found = list(replay([*lines[:index], msgspec.json.encode(other), *lines[index + 1 :]]))
-    assert [(one.line, one.recorded) for one in found] == [(index + 1, "no_backend_available")]
+    assert [(mismatch.line, mismatch.recorded) for mismatch in found] == [(index + 1, "no_backend_available")]
 
 
 def test_a_recording_must_begin_with_its_settings() -> None:

@@ -31,10 +31,10 @@ def test_segments_are_shared_exactly_where_prefixes_are(chains: list[list[int]])
     for left, left_segments in zip(chains, found, strict=True):
         for right, right_segments in zip(chains, found, strict=True):
             shared = 0
-            for one, other in zip(left_segments, right_segments, strict=False):
-                if one != other:
+            for segment, counterpart in zip(left_segments, right_segments, strict=False):
+                if segment != counterpart:
                     break
-                shared += one[1]
+                shared += segment[1]
             common = 0
             while common < min(len(left), len(right)) and left[common] == right[common]:
                 common += 1
@@ -131,6 +131,6 @@ def test_agents_run_sessions_back_to_back() -> None:
 def test_synthetic_workloads_are_functions_of_their_seed(make: object) -> None:
     """The same seed gives the same trace, another one another."""
     assert callable(make)
-    one, same, other = make(40, 60.0, seed=1), make(40, 60.0, seed=1), make(40, 60.0, seed=2)
-    assert one.turns == same.turns
-    assert one.turns != other.turns
+    first, same, other = make(40, 60.0, seed=1), make(40, 60.0, seed=1), make(40, 60.0, seed=2)
+    assert first.turns == same.turns
+    assert first.turns != other.turns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from gateway.replay.rivals.registry import ALL_POLICIES
 from gateway.routing.router import Router
 from gateway.routing.settings import RoutingSettings
 from gateway.values import (
@@ -36,7 +37,7 @@ def names(count: int) -> list[str]:
 
 
 def ready_router(count: int, now_s: float = 1000.0, **options: object) -> Router:
-    router = Router(RoutingSettings(**options))  # type: ignore[arg-type] # loose test values
+    router = Router(RoutingSettings(**options), policies=ALL_POLICIES)  # type: ignore[arg-type] # loose test values
     router.observe_view(fleet(*(backend(name) for name in names(count))), now_s)
     return router
 

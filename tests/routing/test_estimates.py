@@ -16,7 +16,7 @@ from gateway.routing.traffic import Traffic
 SETTINGS = RoutingSettings(prefill_tokens_per_s=10_000.0, prefill_fixed_s=0.01)
 
 
-def book(count: int) -> CostModel:
+def cost_model(count: int) -> CostModel:
     costs = CostModel(SETTINGS)
     for slot in range(count):
         costs.open_slot(slot)
@@ -31,7 +31,7 @@ def true_cost(costs: CostModel, slot: int, uncached: float, cached: float, slown
 @pytest.mark.parametrize("slowness", [0.05, 1.0, 40.0])
 def test_prefill_cost_is_learned_whatever_the_default_says(slowness: float) -> None:
     """After 30 answers the predicted time of another prompt is within 5 % of the truth."""
-    costs = book(1)
+    costs = cost_model(1)
     for number in range(30):
         uncached, cached = 100 + 37 * number, 500 * (number % 4)
         costs.observe(0, uncached, cached, true_cost(costs, 0, uncached, cached, slowness))
@@ -41,7 +41,7 @@ def test_prefill_cost_is_learned_whatever_the_default_says(slowness: float) -> N
 
 def test_a_backend_not_yet_measured_follows_the_fleet() -> None:
     """The first one measured must not look faster than the others, or it would get everything."""
-    costs = book(4)
+    costs = cost_model(4)
     for _ in range(20):
         costs.observe(0, 1000, 0, true_cost(costs, 0, 1000, 0, 0.1))
     scales = [model.scale for model in costs.models]
@@ -51,7 +51,7 @@ def test_a_backend_not_yet_measured_follows_the_fleet() -> None:
 
 def test_clearly_different_hardware_is_told_apart() -> None:
     """A backend three times slower than the other gets its own cost, and back again when mended."""
-    costs = book(2)
+    costs = cost_model(2)
     for _ in range(100):
         costs.observe(0, 1000, 0, true_cost(costs, 0, 1000, 0, 1.0))
         costs.observe(1, 1000, 0, true_cost(costs, 1, 1000, 0, 3.0))
@@ -67,7 +67,7 @@ def test_cost_stays_finite_and_positive_whatever_is_observed(
     answers: list[tuple[float, float, float]],
 ) -> None:
     """Nonsense times and sizes never make a price negative, zero or infinite."""
-    costs = book(2)
+    costs = cost_model(2)
     for number, (uncached, cached, taken_s) in enumerate(answers):
         costs.observe(number % 2, uncached, cached, taken_s)
         for model in costs.models:

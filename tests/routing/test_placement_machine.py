@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from routing.routing_worlds import backend, bind, fleet, names, ready_router, request
 
 from gateway.errors import GatewayError, NoBackend
+from gateway.replay.rivals.registry import ALL_POLICIES
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
 from gateway.routing.settings import POLICY_NAMES, RoutingSettings
@@ -34,7 +35,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(POLICY_NAMES))
     def start(self, policy: str) -> None:
         self.now_s = 1000.0
-        self.router = Router(RoutingSettings(policy=policy, kv_capacity_tokens=2000))
+        self.router = Router(RoutingSettings(policy=policy, kv_capacity_tokens=2000), policies=ALL_POLICIES)
         self.rows: dict[str, Backend] = {name: backend(name, since_s=self.now_s) for name in NAMES}
         self.bindings: dict[str, Binding] = {}
         self.turns: Counter[str] = Counter()
@@ -45,7 +46,7 @@ class PlacementMachine(RuleBasedStateMachine):
     def publish(self) -> None:
         self.generation += 1
         self.router.observe_view(fleet(*self.rows.values(), generation=self.generation), self.now_s)
-        self.held = [one for one in self.held if one.backend_id in self.rows]
+        self.held = [reservation for reservation in self.held if reservation.backend_id in self.rows]
 
     @rule(seconds=st.floats(0.0, 500.0))
     def wait(self, seconds: float) -> None:
@@ -101,9 +102,9 @@ class PlacementMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(index=st.integers(0, 100), cached=st.none() | st.integers(0, 500), completed=st.booleans())
     def finish(self, index: int, cached: int | None, completed: bool) -> None:
-        one = self.held.pop(index % len(self.held))
+        reservation = self.held.pop(index % len(self.held))
         usage = Usage(prompt_tokens=500, completion_tokens=40, cached_tokens=cached)
-        self.router.release(one, self.now_s, usage, completed)
+        self.router.release(reservation, self.now_s, usage, completed)
 
     @rule(name=st.sampled_from(NAMES), running=st.integers(0, 50), waiting=st.integers(0, 50))
     def scrape(self, name: str, running: int, waiting: int) -> None:
@@ -114,7 +115,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @invariant()
     def counts_are_exact(self) -> None:
         """In-flight equals what is held, per backend; outstanding work is never negative."""
-        expected = Counter(one.backend_id for one in self.held)
+        expected = Counter(reservation.backend_id for reservation in self.held)
         for backend_id, row in self.router.snapshot().items():
             assert row["in_flight"] == expected[backend_id]
             work_s = row["outstanding_work_s"]
@@ -124,8 +125,8 @@ class PlacementMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "router"):
             return
-        for one in self.held:
-            self.router.release(one, self.now_s, None, completed=False)
+        for reservation in self.held:
+            self.router.release(reservation, self.now_s, None, completed=False)
         for row in self.router.snapshot().values():
             assert (row["in_flight"], row["outstanding_work_s"]) == (0, 0.0)
 
@@ -154,14 +155,14 @@ def follow(router: Router, placed: dict[str, Binding], now_s: float) -> dict[str
     for session, binding in placed.items():
         facts = request(session)
         decision = router.decide(facts, binding, now_s)
-        one = router.reserve(facts, decision, now_s)
+        reservation = router.reserve(facts, decision, now_s)
         found[session] = (decision.affinity, str(decision.backend_id))
         if decision.affinity is Affinity.HIT:
-            router.release(one, now_s, None, completed=True)
+            router.release(reservation, now_s, None, completed=True)
         else:
-            held.append(one)
-    for one in held:
-        router.release(one, now_s + 0.5, None, completed=True)
+            held.append(reservation)
+    for reservation in held:
+        router.release(reservation, now_s + 0.5, None, completed=True)
     return found
 
 
@@ -216,11 +217,11 @@ def test_restarted_home_does_not_get_all_its_sessions_back_cold() -> None:
 
 def test_replicas_agree_on_first_placements_without_talking() -> None:
     """Two routers with the same idle fleet in another order place 500 sessions alike."""
-    one, other = ready_router(8), Router(RoutingSettings())
-    other.observe_view(fleet(*(backend(name) for name in reversed(names(8)))), 1000.0)
+    first, second = ready_router(8), Router(RoutingSettings())
+    second.observe_view(fleet(*(backend(name) for name in reversed(names(8)))), 1000.0)
     for number in range(500):
         facts = request(f"s{number}")
-        assert one.decide(facts, None, 1000.0).backend_id == other.decide(facts, None, 1000.0).backend_id
+        assert first.decide(facts, None, 1000.0).backend_id == second.decide(facts, None, 1000.0).backend_id
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)

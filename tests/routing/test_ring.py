@@ -36,8 +36,8 @@ def test_the_points_are_those_of_one_hash_ring(weights: dict[str, float]) -> Non
 @given(st.permutations(["a", "b", "c", "d", "e"]), st.lists(st.text(), max_size=20))
 def test_order_of_configuration_does_not_matter(names: list[str], keys: list[str]) -> None:
     """Replicas that list the same backends in any order walk every key alike."""
-    one, other = ring_of(sorted(names)), ring_of(names)
-    assert all(list(one.walk(key)) == list(other.walk(key)) for key in keys)
+    in_order, shuffled = ring_of(sorted(names)), ring_of(names)
+    assert all(list(in_order.walk(key)) == list(shuffled.walk(key)) for key in keys)
 
 
 @given(st.integers(2, 12), st.data())

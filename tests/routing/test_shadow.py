@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.routing.content import CompletedContent
 from gateway.routing.shadow import Shadow
 from gateway.values import Message
 
@@ -173,18 +172,3 @@ def test_colliding_hashes_never_break_the_tree() -> None:
         assert 0 <= shadow.cached_bytes(0, other) <= 15
     shadow.set_capacity(0, 0)
     assert shadow.used_bytes(0) == 0
-
-
-def test_reported_content_is_completed_by_what_was_sent() -> None:
-    """Engine-reported content and the shadow are joined: the longer of both counts per backend."""
-    reported, sent = Shadow(100), Shadow(100)
-    for index in (reported, sent):
-        index.set_capacity(0, 100)
-        index.set_capacity(1, 100)
-    reported.insert(0, chain_of((1, 2)))
-    sent.insert(1, chain_of((1,)))
-    sent.insert(0, chain_of((1,)))
-    joined = CompletedContent(reported, sent)
-    asked = chain_of((1, 2))
-    assert joined.levels(asked) == [((0,), 5), ((1,), 2)]
-    assert [joined.cached_bytes(slot, asked) for slot in (0, 1)] == [5, 2]

@@ -61,10 +61,10 @@ def test_a_bound_session_is_never_taken_for_a_new_one() -> None:
 @given(st.lists(st.tuples(st.integers(0, 4), st.sets(st.integers(0, 4))), max_size=60))
 def test_credit_stays_small_and_belongs_to_warming_slots(events: list[tuple[int, set[int]]]) -> None:
     """Whatever joins and whatever is chosen, nobody is owed more than two sessions, and the warm nothing."""
-    welcome = SlowStart()
+    slow_start = SlowStart()
     for chosen, warming in events:
-        welcome.note_new_session(chosen, dict.fromkeys(warming, 0.5), 2.0)
-        assert welcome._credit.keys() <= warming
-        assert all(0.0 <= credit <= 2.0 for credit in welcome._credit.values())
-        owed = welcome.owed(range(5))
+        slow_start.note_new_session(chosen, dict.fromkeys(warming, 0.5), 2.0)
+        assert slow_start._credit.keys() <= warming
+        assert all(0.0 <= credit <= 2.0 for credit in slow_start._credit.values())
+        owed = slow_start.owed(range(5))
         assert owed is None or owed in warming

@@ -1,6 +1,6 @@
 """Consistent hashing with bounded loads, c = 1.25 on requests in flight (CHWBL: Mirrokni et al., KubeAI).
 
-Small in-flight counts trip the bound on noise and scatter long sessions; kept for comparison.
+Small in-flight counts trip the bound by noise and scatter long sessions. Kept for comparison.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _BOUND = 1.25
 class BoundedRingPolicy(SessionRingPolicy):
     name = "bounded_ring"
 
-    def rank(self, question: PlacementRequest) -> list[Candidate]:
-        in_flight = self._around.load.in_flight
-        slots = list(self._walk(question))
+    def rank(self, request: PlacementRequest) -> list[Candidate]:
+        in_flight = self._state.load.in_flight
+        slots = list(self._walk(request))
         if not slots:
-            return super().rank(question)
+            return super().rank(request)
         total = sum(in_flight[slot] for slot in slots) + 1
         bound = math.ceil(_BOUND * total / len(slots))
-        behind = float(len(slots))  # over the bound: only after all that are within it
+        behind = float(len(slots))  # slots over the bound come after all others
         prices = {
             slot: place + (behind if in_flight[slot] >= bound else 0.0) for place, slot in enumerate(slots)
         }

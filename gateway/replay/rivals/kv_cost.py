@@ -1,35 +1,37 @@
-"""Dynamo-style cost: prefill tokens outstanding and own, plus tokens of the requests that run.
+"""Cost as in Dynamo: prefill tokens, outstanding and own, plus the tokens of the requests that run.
 
 cost = uncached tokens + prefill tokens outstanding + active tokens. Content comes from the router's index
-(exact where engine events feed it). A weight of 1 trades a token of recomputation for a token of decode.
+(exact if engine events feed it). A weight of 1 trades a token of recomputation for a token of decode.
 """
 
 from __future__ import annotations
 
-from gateway.routing.placement_request import EventlessPolicy, PlacementRequest, RoutingState
+from gateway.replay.rivals.rival import RivalPolicy
+from gateway.routing.placement_request import PlacementRequest, RoutingState
 from gateway.routing.reservation import Reservation
 from gateway.values import Candidate
 
 
-class KvCostPolicy(EventlessPolicy):
+class KvCostPolicy(RivalPolicy):
     name = "kv_cost"
+    has_events = True
 
     def __init__(self, state: RoutingState) -> None:
         super().__init__(state)
         self._prefill: dict[int, float] = {}  # tokens sent and not yet prefilled, by slot
         self._active: dict[int, float] = {}  # prompt tokens of all requests in flight, by slot
 
-    def rank(self, question: PlacementRequest) -> list[Candidate]:
+    def rank(self, request: PlacementRequest) -> list[Candidate]:
         cached: dict[int, float] = {}
-        for slots, num_bytes in reversed(self._around.content.levels(question.chain)):
-            cached.update(dict.fromkeys(slots, num_bytes * question.tokens_per_byte))
-        prompt = question.prompt_tokens
+        for slots, num_bytes in reversed(self._state.content.levels(request.chain)):
+            cached.update(dict.fromkeys(slots, num_bytes * request.tokens_per_byte))
+        prompt = request.prompt_tokens
         prices = {
             slot: prompt
             - min(cached.get(slot, 0.0), prompt)
             + self._prefill.get(slot, 0.0)
             + self._active.get(slot, 0.0)
-            for slot in question.slots
+            for slot in request.slots
         }
         return self._order(prices, "least_cost")
 

@@ -1,17 +1,18 @@
-"""Least requests in flight, per weight: what most load balancers call least connections."""
+"""Fewest requests in flight, by weight: what most load balancers call least connections."""
 
 from __future__ import annotations
 
-from gateway.routing.placement_request import EventlessPolicy, PlacementRequest
+from gateway.replay.rivals.rival import RivalPolicy
+from gateway.routing.placement_request import PlacementRequest
 from gateway.values import Candidate
 
 
-class LeastRequestPolicy(EventlessPolicy):
+class LeastRequestPolicy(RivalPolicy):
     name = "least_request"
 
-    def rank(self, question: PlacementRequest) -> list[Candidate]:
-        return self._order(self._in_flight(question), "least_requests")
+    def rank(self, request: PlacementRequest) -> list[Candidate]:
+        return self._order(self._in_flight(request), "least_requests")
 
-    def _in_flight(self, question: PlacementRequest) -> dict[int, float]:
-        in_flight, shares = self._around.load.in_flight, question.shares
-        return {s: in_flight[s] / (1.0 if shares is None else shares.get(s, 1.0)) for s in question.slots}
+    def _in_flight(self, request: PlacementRequest) -> dict[int, float]:
+        in_flight, shares = self._state.load.in_flight, request.shares or {}
+        return {slot: in_flight[slot] / shares.get(slot, 1.0) for slot in request.slots}

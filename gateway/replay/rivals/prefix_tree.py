@@ -1,8 +1,8 @@
-"""Prefix tree of routed prompts, as the SGLang router's cache_aware.
+"""Prefix tree of routed prompts, as `cache_aware` in the SGLang router.
 
-Longest match over a threshold wins, else the backend with the smallest tree; when the loads are far
-apart (absolutely and relatively), the shortest queue, whatever the match. Thresholds are that router's
-defaults at the time of the traces study.
+The longest match wins if it is over a threshold, else the backend with the smallest tree. If loads are far
+apart (absolutely and relatively), the shortest queue wins, whatever the match. The thresholds are that
+router's defaults at the time of the traces study.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ _TREE_BYTES = 64_000_000  # 16 million tokens per backend
 
 class PrefixTreePolicy(LeastRequestPolicy):
     name = "prefix_tree"
+    has_events = True
 
     def __init__(self, state: RoutingState) -> None:
         super().__init__(state)
         self._tree = Shadow(state.settings.shadow_entries_per_backend)
         self._known: set[int] = set()
 
-    def rank(self, question: PlacementRequest) -> list[Candidate]:
-        loads = self._in_flight(question)
+    def rank(self, request: PlacementRequest) -> list[Candidate]:
+        loads = self._in_flight(request)
         most, least = max(loads.values()), min(loads.values())
         if most - least > _IMBALANCE_REQUESTS and most > _IMBALANCE_RATIO * least:
             return self._order(loads, "least_requests")
         usable = loads.keys()
-        total = sum(message.num_bytes for message in question.chain) or 1
+        total = sum(message.num_bytes for message in request.chain) or 1
         matches = {
             slot: num_bytes
-            for slots, num_bytes in self._tree.levels(question.chain)
+            for slots, num_bytes in self._tree.levels(request.chain)
             for slot in slots
             if slot in usable
         }

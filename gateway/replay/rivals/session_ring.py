@@ -1,4 +1,4 @@
-"""Consistent hashing of the session, else of the prompt group: no load, no table (as production-stack)."""
+"""Consistent hashing of the session, else of the prompt group: no load, no table (as in production-stack)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gateway.values import Candidate
 class SessionRingPolicy(LeastRequestPolicy):
     name = "session_ring"
 
-    def rank(self, question: PlacementRequest) -> list[Candidate]:
-        slots = list(self._walk(question))
+    def rank(self, request: PlacementRequest) -> list[Candidate]:
+        slots = list(self._walk(request))
         if not slots:
-            return super().rank(question)
+            return super().rank(request)
         return self._order({slot: float(place) for place, slot in enumerate(slots)}, "ring")
 
-    def _walk(self, question: PlacementRequest) -> Iterator[int]:
+    def _walk(self, request: PlacementRequest) -> Iterator[int]:
         """Yield the usable slots in ring order; nothing without a key."""
-        key = question.facts.session_key or question.facts.prompt_key
+        key = request.facts.session_key or request.facts.prompt_key
         if key is None:
             return
-        allowed = frozenset(question.slots) | (frozenset() if question.home is None else {question.home})
-        slot_of = self._around.candidates.slot_of
-        for backend_id in self._around.candidates.ring.walk(key):
+        allowed = frozenset(request.slots) | (frozenset() if request.home is None else {request.home})
+        slot_of = self._state.candidates.slot_of
+        for backend_id in self._state.candidates.ring.walk(key):
             slot = slot_of[backend_id]
             if slot in allowed:
                 yield slot

@@ -1,4 +1,4 @@
-"""A session table: home for ever, new sessions to the fewest requests in flight. Never moves for load."""
+"""A session table: a session stays home for ever, a new one goes to the fewest requests in flight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.values import Candidate
 class SessionTableLeastPolicy(LeastRequestPolicy):
     name = "session_table_least"
 
-    def rank(self, question: PlacementRequest) -> list[Candidate]:
-        if question.home is not None:
-            return self._order({question.home: 0.0}, "home")
-        return super().rank(question)
+    def rank(self, request: PlacementRequest) -> list[Candidate]:
+        if request.home is not None:
+            return self._order({request.home: 0.0}, "home")
+        return super().rank(request)

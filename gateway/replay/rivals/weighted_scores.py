@@ -1,31 +1,33 @@
-"""llm-d-style scoring: prefix match 3, queue length 2, free KV memory 2, each between 0 and 1.
+"""Scores as in llm-d: prefix match 3, queue length 2, free KV memory 2, each between 0 and 1.
 
-The queue is what waits for its first token here, with what engines report of others; KV use is the
-prompt tokens in flight over the capacity. Equal scores take turns.
+The queue is the requests that wait for their first token here. KV use is the prompt tokens in flight over the
+capacity. Equal scores take turns.
 """
 
 from __future__ import annotations
 
-from gateway.routing.placement_request import EventlessPolicy, PlacementRequest, RoutingState
+from gateway.replay.rivals.rival import RivalPolicy
+from gateway.routing.placement_request import PlacementRequest, RoutingState
 from gateway.routing.reservation import Reservation
 from gateway.values import Candidate
 
 _PREFIX_WEIGHT, _QUEUE_WEIGHT, _KV_WEIGHT = 3.0, 2.0, 2.0
 
 
-class WeightedScoresPolicy(EventlessPolicy):
+class WeightedScoresPolicy(RivalPolicy):
     name = "weighted_scores"
+    has_events = True
 
     def __init__(self, state: RoutingState) -> None:
         super().__init__(state)
         self._active: dict[int, float] = {}
 
-    def rank(self, question: PlacementRequest) -> list[Candidate]:
-        slots, load = question.slots, self._around.load
+    def rank(self, request: PlacementRequest) -> list[Candidate]:
+        slots, load = request.slots, self._state.load
         matched: dict[int, int] = {}
-        for holders, num_bytes in reversed(self._around.content.levels(question.chain)):
+        for holders, num_bytes in reversed(self._state.content.levels(request.chain)):
             matched.update(dict.fromkeys(holders, num_bytes))
-        total = sum(message.num_bytes for message in question.chain) or 1
+        total = sum(message.num_bytes for message in request.chain) or 1
         queues = {slot: load.unanswered[slot] for slot in slots}
         least, most = min(queues.values()), max(queues.values())
         prices = {}
@@ -37,9 +39,9 @@ class WeightedScoresPolicy(EventlessPolicy):
         return self._order(prices, "score")
 
     def _capacity_tokens(self, slot: int) -> int:
-        backend = self._around.candidates.backends[slot]
+        backend = self._state.candidates.backends[slot]
         known = None if backend is None else backend.kv_capacity_tokens
-        return known or self._around.settings.kv_capacity_tokens
+        return known or self._state.settings.kv_capacity_tokens
 
     def on_reserve(self, reservation: Reservation) -> None:
         self._active[reservation.slot] = self._active.get(reservation.slot, 0.0) + reservation.prompt_tokens

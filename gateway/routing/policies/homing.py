@@ -1,12 +1,12 @@
-"""The default policy: stay home while it pays, else the cheapest place for everybody.
+"""The default policy: stay home while it pays, else go to the place that costs everybody least.
 
-Price of a backend = (wait + own prefill) · (1 + own prefill · pressure), see `traffic.py`; the prefill
-counts only what the backend is not believed to hold (`shadow.py`). A bound session stays home unless
-another place is cheaper by a margin and a share: moving costs recomputation later that no price sees.
-A new session goes only to backends near the mean of recent work, because it brings later turns; among
-equal prices the ring decides, so that replicas agree without a round trip.
+Price of a backend = (wait + own prefill) · (1 + own prefill · pressure), see `traffic.py`. The prefill counts
+only what the backend does not seem to hold (`shadow.py`). A bound session moves only if another backend is
+cheaper by both a margin and a share, because moving causes recomputation later that no price includes. A new
+session goes only to backends near the mean of recent work, because it brings later turns. Among equal prices
+the ring decides, so that replicas agree without a round trip.
 
-Cost: O(1) for a session at a home that is not busy; O(backends) otherwise, with small constants.
+Cost: O(1) for a session at a home that is not busy; otherwise O(backends), with small constants.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.routing.placement_request import EventlessPolicy, PlacementRequest
+from gateway.routing.placement_request import PlacementRequest, PolicyBase
 from gateway.routing.shadow import Level
 from gateway.values import Candidate
 
-_EVALUATE_ALL = 12  # fleets up to this size are priced whole
+_PRICE_ALL = 12  # in fleets up to this size every backend is priced
 _SHOWN = 2  # candidates in a decision
 _Priced = tuple[float, int, float, float, float]
 
 
-class HomingPolicy(EventlessPolicy):
-    """Session table, shadow content and priced moves."""
+class HomingPolicy(PolicyBase):
+    """Session homes, shadow content and priced moves."""
 
     name = "homing"
 
-    def rank(self, question: PlacementRequest) -> list[Candidate]:
-        around, home_slot = self._around, question.home
-        settings, content = around.settings, around.content
-        pressure = around.traffic.pressure(question.now_s, len(question.slots), around.costs.fleet_scale)
+    def rank(self, request: PlacementRequest) -> list[Candidate]:
+        state, home_slot = self._state, request.home
+        settings, content = state.settings, state.content
+        pressure = state.traffic.pressure(request.now_s, len(request.slots), state.costs.fleet_scale)
         home: _Priced | None = None
         if home_slot is not None:
-            cached = max(content.cached_bytes(home_slot, question.chain), int(question.context_bytes))
-            home = self._price(question, (home_slot,), {home_slot: cached}, pressure)[0]
+            cached = max(content.cached_bytes(home_slot, request.chain), int(request.context_bytes))
+            home = self._price(request, (home_slot,), {home_slot: cached}, pressure)[0]
             is_free = home[3] <= settings.stay_margin_s
-            if home[0] <= settings.stay_margin_s or (is_free and 2.0 * home[2] >= question.prompt_tokens):
-                # nobody can be clearly cheaper: it is free here, and holds most of the prompt
+            if home[0] <= settings.stay_margin_s or (is_free and 2.0 * home[2] >= request.prompt_tokens):
+                # no backend can be clearly cheaper: home is free and holds most of the prompt
                 return [self._candidate(home, home_slot)]
-        levels = content.levels(question.chain)
-        open_slots = question.slots if home is not None else self._open_slots(question)
+        levels = content.levels(request.chain)
+        open_slots = request.slots if home is not None else self._open_slots(request)
         cached_of: dict[int, int] = {}
         for slots, num_bytes in reversed(levels):
             cached_of.update(dict.fromkeys(slots, num_bytes))
-        priced = self._price(question, self._shortlist(question, open_slots, levels), cached_of, pressure)
+        priced = self._price(request, self._shortlist(request, open_slots, levels), cached_of, pressure)
         priced.sort()
         if home is None:
-            return self._candidates(self._break_ties(question, priced), None)
+            return self._candidates(self._break_ties(request, priced), None)
         away = [item for item in priced if item[1] != home_slot]
         gain = max(settings.stay_margin_s, settings.stay_gain * home[0])
         stays = not away or home[0] <= away[0][0] + gain
         return self._candidates([home, *away] if stays else [away[0], home, *away[1:]], home_slot)
 
     def _price(
-        self, question: PlacementRequest, slots: Iterable[int], cached_of: Mapping[int, int], pressure: float
+        self, request: PlacementRequest, slots: Iterable[int], cached_of: Mapping[int, int], pressure: float
     ) -> list[_Priced]:
-        """Return (price, slot, cached tokens, wait, prefill) of each slot. The hot loop: no calls in it."""
-        models, wait = self._around.costs.models, self._around.load.wait
-        prompt, ratio = question.prompt_tokens, question.tokens_per_byte
+        """Return (price, slot, cached tokens, wait, prefill) of each slot. A hot loop without calls."""
+        models, wait = self._state.costs.models, self._state.load.wait
+        prompt, ratio = request.prompt_tokens, request.tokens_per_byte
         priced: list[_Priced] = []
         for slot in slots:
             cached = cached_of.get(slot, 0) * ratio
@@ -76,13 +76,13 @@ class HomingPolicy(EventlessPolicy):
         return priced
 
     def _candidates(self, priced: Sequence[_Priced], home: int | None) -> list[Candidate]:
-        """Return the best few as candidates; building one costs as much as pricing three."""
+        """Return the best few as candidates. Building one costs as much as pricing three."""
         return [self._candidate(item, home) for item in priced[:_SHOWN]]
 
     def _candidate(self, priced: _Priced, home: int | None) -> Candidate:
         price, slot, cached, wait_s, prefill_s = priced
         return Candidate(
-            backend_id=self._around.candidates.backend_id(slot),
+            backend_id=self._state.candidates.backend_id(slot),
             price=price,
             reason="home" if slot == home else "content" if cached else "least_work",
             expected_cached_tokens=int(cached),
@@ -90,28 +90,28 @@ class HomingPolicy(EventlessPolicy):
             prefill_s=prefill_s,
         )
 
-    def _open_slots(self, question: PlacementRequest) -> tuple[int, ...]:
-        """Slots that may take a new session: near the mean of recent work, and within the load bound."""
-        settings, load, shares = self._around.settings, self._around.load, question.shares
-        slots, recent = question.slots, load.recent
-        facts = question.facts
+    def _open_slots(self, request: PlacementRequest) -> tuple[int, ...]:
+        """Return the slots that may take a new session: near the mean recent work, within the load bound."""
+        settings, load, shares = self._state.settings, self._state.load, request.shares
+        slots, recent = request.slots, load.recent
+        facts = request.facts
         if facts.obeys_load_bound or facts.session_key is None:
-            slots = self._within_load_bound(question)
+            slots = self._within_load_bound(request)
             if facts.is_follow_up:
-                return slots  # a conversation under way, named by its text alone: not a new one
+                return slots  # not new: a conversation under way, named by its text alone
         total_share = len(slots) if shares is None else sum(shares[slot] for slot in slots)
         mean = sum(map(recent.__getitem__, slots)) / total_share
         floor_s = settings.placement_floor * settings.recent_work_window_s
-        limit = max(settings.placement_bound * mean, load.stored(floor_s, question.now_s))
+        limit = max(settings.placement_bound * mean, load.stored(floor_s, request.now_s))
         if shares is None:
             if max(map(recent.__getitem__, slots)) <= limit:
                 return slots
             return tuple(slot for slot in slots if recent[slot] <= limit) or slots
         return tuple(slot for slot in slots if recent[slot] <= limit * shares[slot]) or slots
 
-    def _within_load_bound(self, question: PlacementRequest) -> tuple[int, ...]:
-        settings, in_flight, shares = self._around.settings, self._around.load.in_flight, question.shares
-        slots = question.slots
+    def _within_load_bound(self, request: PlacementRequest) -> tuple[int, ...]:
+        settings, in_flight, shares = self._state.settings, self._state.load.in_flight, request.shares
+        slots = request.slots
         floor = settings.load_bound_floor_requests
         if max(map(in_flight.__getitem__, slots)) < floor:
             return slots
@@ -125,47 +125,47 @@ class HomingPolicy(EventlessPolicy):
         return tuple(kept) or slots
 
     def _shortlist(
-        self, question: PlacementRequest, open_slots: tuple[int, ...], levels: list[Level]
+        self, request: PlacementRequest, open_slots: tuple[int, ...], levels: list[Level]
     ) -> Iterable[int]:
-        """Slots worth pricing. Among equal content only the least wait can win, so few suffice."""
-        if len(open_slots) <= _EVALUATE_ALL:
+        """Return the slots worth pricing. Of those with equal content only the least wait can win."""
+        if len(open_slots) <= _PRICE_ALL:
             return open_slots
-        wait = self._around.load.wait
+        wait = self._state.load.wait
         allowed = frozenset(open_slots)
         short: dict[int, None] = {}
         for slots, _ in levels:
             usable = [slot for slot in slots if slot in allowed]
             if usable:
                 short[min(usable, key=wait.__getitem__)] = None
-            if len(short) >= _EVALUATE_ALL:
+            if len(short) >= _PRICE_ALL:
                 break
-        for slot in self._ring_slots(question, allowed, self._around.settings.ring_candidates):
+        for slot in self._ring_slots(request, allowed, self._state.settings.ring_candidates):
             short[slot] = None
         short[min(open_slots, key=wait.__getitem__)] = None
         return short
 
-    def _ring_slots(self, question: PlacementRequest, allowed: frozenset[int], count: int) -> list[int]:
-        key = question.facts.session_key or question.facts.prompt_key
+    def _ring_slots(self, request: PlacementRequest, allowed: frozenset[int], count: int) -> list[int]:
+        key = request.facts.session_key or request.facts.prompt_key
         if key is None:
             return []
-        candidates = self._around.candidates
+        candidates = self._state.candidates
         return candidates.ring.owners(key, count, allowed, candidates.slot_of)
 
-    def _break_ties(self, question: PlacementRequest, priced: list[_Priced]) -> list[_Priced]:
-        """Move the ring's choice to the front if its price is as good as the best.
+    def _break_ties(self, request: PlacementRequest, priced: list[_Priced]) -> list[_Priced]:
+        """Move the ring's choice to the front if its price is about as good as the best.
 
-        The sessions of a lost backend choose between two successors by how many each has taken in, which
+        A session of a lost backend goes to one of two successors, the one that has taken in fewer. This
         spreads them nearly evenly (the power of two choices, Mitzenmacher 2001).
         """
-        settings, best = self._around.settings, priced[0][0]
+        settings, best = self._state.settings, priced[0][0]
         limit = best + max(settings.tie_margin_s, settings.tie_gain * best)
         ties = [item[1] for item in priced if item[0] <= limit]
         if len(ties) == 1:
             return priced
-        turn, in_flight = self._around.load.turn, self._around.load.in_flight
-        ring_slots = self._ring_slots(question, frozenset(ties), 2 if question.is_moved else 1)
+        turn, in_flight = self._state.load.turn, self._state.load.in_flight
+        ring_slots = self._ring_slots(request, frozenset(ties), 2 if request.is_moved else 1)
         if ring_slots:
-            winner = min(ring_slots, key=self._around.load.adopted.__getitem__)
+            winner = min(ring_slots, key=self._state.load.adopted.__getitem__)
         else:
             winner = min(ties, key=lambda slot: (in_flight[slot], turn[slot], slot))
         place = next(index for index, item in enumerate(priced) if item[1] == winner)

@@ -1,8 +1,8 @@
-"""Cache content as engines report it, completed by what this router has sent and they have not yet run.
+"""Cache content as engines report it, completed by what this router has sent and they have not run yet.
 
-Engine events say what *is* cached. A prompt that waits in a queue is not, so of ten requests for one new
-document each would be sent elsewhere; the shadow knows that the first one will have filled the cache by
-the time the second one runs (traces study, 3.1). So the longer of both counts.
+Engine events say what is cached now. A prompt in a queue is not cached yet, so ten requests for one new
+document would all go to different backends. The shadow knows that the first request will have filled the
+cache when the second one runs (traces study, 3.1). So the longer of both counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gateway.routing.shadow import Chain, ContentIndex, Level
 
 
 class CompletedContent:
-    """The longer of two indexes' answers. Implements `ContentIndex`."""
+    """The longer answer of two indexes. Implements `ContentIndex`."""
 
     __slots__ = ("_reported", "_sent")
 

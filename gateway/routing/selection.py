@@ -1,0 +1,104 @@
+"""Which backends may take a request: its home, and the slots that a policy chooses from.
+
+The home is the slot where a bound session may stay. Without one, a cause says why it was lost. The slots are
+the best tier that has a backend left, less a home that restarted and less the backends that the caller
+avoids. If the ring or a slow start decides, only one slot is left. No step removes the last slot.
+
+Selecting changes nothing. It knows no load and no prices. Causes and reasons are a bounded vocabulary,
+because they are metric labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Candidates, ModelBackends
+from gateway.routing.slow_start import SlowStart
+from gateway.values import Affinity, BackendId, BackendState, Binding, RequestFacts
+
+_NO_SLOTS: frozenset[int] = frozenset()
+Selection = tuple[int | None, str, tuple[int, ...]]
+"""Home, cause if it was lost (else ""), and slots to choose from."""
+
+
+class Selector:
+    """Selects slots among the candidates."""
+
+    __slots__ = ("_candidates", "_slow_start")
+
+    def __init__(self, candidates: Candidates, slow_start: SlowStart) -> None:
+        self._candidates = candidates
+        self._slow_start = slow_start
+
+    def select(
+        self,
+        facts: RequestFacts,
+        binding: Binding | None,
+        usable: ModelBackends,
+        excluded: frozenset[BackendId],
+        avoided: frozenset[BackendId],
+        by_ring: bool,
+    ) -> Selection:
+        """Return home, cause and slots. There may be no slots. `Router.decide` explains the arguments."""
+        candidates = self._candidates
+        barred = candidates.slots_of(excluded) if excluded else _NO_SLOTS
+        if binding is None:
+            home, cause = None, ""
+            slots = usable.best_tier(barred, OPEN_TIERS)
+        else:
+            home, cause = self._find_home(facts, binding, barred)
+            slots = usable.best_tier(barred, ALL_TIERS)
+            if cause == "home_restarted" and slots and slots[0] in usable.tiers[0]:
+                # it is cold: its sessions spread over the others instead of all returning at once
+                slots = _without(slots, (candidates.slot_of[binding.backend_id],))
+        if avoided:
+            slots = _without(slots, candidates.slots_of(avoided))
+        if by_ring and home is None:
+            slots = self._first_on_ring(facts, slots)
+        elif binding is None and facts.session_key is not None:
+            owed = self._slow_start.owed(slots)
+            slots = slots if owed is None else (owed,)
+        return home, cause, slots
+
+    def _find_home(
+        self, facts: RequestFacts, binding: Binding, barred: frozenset[int]
+    ) -> tuple[int | None, str]:
+        """Return the slot where the session may stay, or the cause why it may not."""
+        slot = self._candidates.slot_of.get(binding.backend_id)
+        backend = None if slot is None else self._candidates.backends[slot]
+        if slot is None or backend is None:
+            return None, "home_removed"
+        if binding.epoch < backend.epoch:  # another replica may have seen a later epoch than this one
+            return None, "home_restarted"
+        if not backend.state.keeps_sessions:
+            return None, "home_draining" if backend.state is BackendState.DRAINING else "home_down"
+        if not self._candidates.serves(slot, facts.model):
+            return None, "home_lacks_model"
+        return (None, "home_failed") if slot in barred else (slot, "")
+
+    def _first_on_ring(self, facts: RequestFacts, slots: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the ring's choice of these slots, alone; all of them without a key."""
+        key = facts.session_key or facts.prompt_key
+        if key is None or not slots:
+            return slots
+        candidates = self._candidates
+        return tuple(candidates.ring.owners(key, 1, frozenset(slots), candidates.slot_of)) or slots
+
+
+def _without(slots: tuple[int, ...], unwanted: Container[int]) -> tuple[int, ...]:
+    """Return the slots that are not unwanted; all of them if none would be left."""
+    return tuple(slot for slot in slots if slot not in unwanted) or slots
+
+
+def name_choice(
+    facts: RequestFacts, binding: Binding | None, home: int | None, cause: str, chosen: BackendId
+) -> tuple[Affinity, str]:
+    """Return what became of the session's affinity, and the reason."""
+    if binding is not None and cause:
+        return Affinity.MOVED, cause
+    if binding is not None and home is not None:
+        stays = binding.backend_id == chosen
+        return (Affinity.HIT, "home") if stays else (Affinity.SPILLED, "cheaper_elsewhere")
+    if facts.session_key is not None:
+        return Affinity.NEW, "new_placement"
+    return Affinity.UNPINNED, "no_key" if facts.prompt_key is None else "prompt_group"
