@@ -125,7 +125,7 @@ def answer_headers(turn: Turn, answer: UpstreamAnswer, is_stream: bool) -> list[
     headers = response_headers(answer.headers)
     if turn.cors_headers:
         headers = [header for header in headers if not header[0].startswith(b"access-control-")]
-        headers += turn.cors_headers
+        headers += [(name.encode(), value.encode()) for name, value in turn.cors_headers]
     if turn.charge is not None:
         headers = [header for header in headers if not header[0].startswith(b"x-ratelimit-")]
         headers += [(name.encode(), value.encode()) for name, value in turn.charge.headers()]

@@ -35,10 +35,8 @@ from gateway.wire.headers import clean_request_id
 from gateway.wire.routes import Route, RouteTable, dialect_of
 
 _encode = msgspec.json.encode
-_JSON: Final = (b"content-type", b"application/json")
+_JSON: Final = ("content-type", "application/json")
 _GET: Final = ("GET", "HEAD")
-
-EncodedHeaders = tuple[tuple[bytes, bytes], ...]
 
 
 class Front:
@@ -145,23 +143,23 @@ class Front:
         except GatewayError as error:
             refuse(request, dialect_of(request.raw_path), error, self._new_request_id(), cors_headers)
             return
-        headers: list[tuple[bytes, bytes]] = [(b"allow", ", ".join(methods).encode()), *cors_headers]
+        headers = [("allow", ", ".join(methods)), *cors_headers]
         if self._cors is not None and "access-control-request-method" in request.headers:
             asked = request.headers.get("access-control-request-headers")
             origin = request.headers.get("origin")
-            headers = [headers[0], *_encoded(self._cors.preflight_headers(origin, asked, methods))]
-        request.answer(204, headers, b"")
+            headers = [headers[0], *self._cors.preflight_headers(origin, asked, methods)]
+        request.answer(204, headers)
 
     def _methods(self, request: ClientRequest) -> tuple[str, ...]:
         if request.path in self._local:
             return _GET
         return self._routes.lookup(request.raw_path).methods
 
-    def _cors_headers(self, request: ClientRequest) -> EncodedHeaders:
+    def _cors_headers(self, request: ClientRequest) -> HeaderLines:
         """Let pages of the allowed origins read an answer."""
         if self._cors is None:
             return ()
-        return _encoded(self._cors.answer_headers(request.headers.get("origin")))
+        return self._cors.answer_headers(request.headers.get("origin"))
 
     def _new_request_id(self) -> str:
         """Unique, not secret: asking the system for random bytes each time costs more than a lookup."""
@@ -183,14 +181,14 @@ class Front:
 
     def _render_metrics(self, request: ClientRequest) -> None:
         body, content_type = self._metrics.page(request.headers.get("accept", ""))
-        request.answer(200, [(b"content-type", content_type.encode()), *self._cors_headers(request)], body)
+        request.answer(200, [("content-type", content_type), *self._cors_headers(request)], body)
 
     def _answer_json(
         self, request: ClientRequest, body: object, *, status: int = 200, request_id: str | None = None
     ) -> None:
         headers = [_JSON, *self._cors_headers(request)]
         if request_id is not None:
-            headers.append((b"x-request-id", request_id.encode()))
+            headers.append(("x-request-id", request_id))
         request.answer(status, headers, _encode(body))
 
     def _serve_models(self, request: ClientRequest, route: Route, request_id: str) -> None:
@@ -239,7 +237,3 @@ class Front:
 
 def _model_card(model: str) -> dict[str, object]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "homing"}
-
-
-def _encoded(headers: HeaderLines) -> EncodedHeaders:
-    return tuple((name.encode(), value.encode()) for name, value in headers)

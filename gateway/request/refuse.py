@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from gateway.downstream.cors import HeaderLines
 from gateway.downstream.request import ClientRequest
 from gateway.errors import GatewayError
 from gateway.values import Api
@@ -11,14 +10,8 @@ from gateway.wire.error_bodies import error_response
 
 
 def refuse(
-    request: ClientRequest,
-    api: Api,
-    error: GatewayError,
-    request_id: str,
-    cors_headers: Sequence[tuple[bytes, bytes]] = (),
+    request: ClientRequest, api: Api, error: GatewayError, request_id: str, cors_headers: HeaderLines
 ) -> None:
     """Write the whole answer."""
     status, body, headers = error_response(api, error)
-    lines = [(name.encode(), value.encode()) for name, value in headers]
-    lines.append((b"x-request-id", request_id.encode()))
-    request.answer(status, [*lines, *cors_headers], body)
+    request.answer(status, [*headers.items(), ("x-request-id", request_id), *cors_headers], body)

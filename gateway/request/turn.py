@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gateway.downstream.cors import HeaderLines
 from gateway.downstream.request import ClientRequest
 from gateway.errors import GatewayError
 from gateway.limits.admission import QueueTicket
@@ -87,7 +88,7 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     body: bytes = b""  # as received; given back when an answer begins
     sent_body: bytes = b""  # what the last attempt sent of it
     is_upgrade: bool = False  # the client asks for a WebSocket
-    cors_headers: tuple[tuple[bytes, bytes], ...] = ()  # for its answer, instead of a backend's own
+    cors_headers: HeaderLines = ()  # for its answer, instead of a backend's own
     facts: RequestFacts = _UNREAD
     store_deadline_s: float = 0.0  # until when this request may wait for the session store
     charge: Charge | None = None  # to its tenant, where that has limits
