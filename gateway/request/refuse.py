@@ -14,4 +14,4 @@ def refuse(
 ) -> None:
     """Write the whole answer."""
     status, body, headers = error_response(api, error)
-    request.answer(status, [*headers.items(), ("x-request-id", request_id), *cors_headers], body)
+    request.answer(status, [*headers, ("x-request-id", request_id), *cors_headers], body)
