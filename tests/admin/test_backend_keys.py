@@ -11,6 +11,7 @@ from gateway.admin.backend_keys import require_key_allowed
 from gateway.config.config import BackendSettings, ConfigError, parse_config
 from gateway.errors import BadRequest
 from gateway.process.gateway import Gateway
+from gateway.values import BackendId
 
 ENVIRON = {"ENGINE_KEY": "secret-engine", "OTHER_KEY": "secret-other", "HOMING_KEY_SECRET": "s"}
 CONFIG = {
@@ -92,7 +93,9 @@ async def test_an_added_backend_is_sent_the_key_of_its_host_and_no_other() -> No
             assert "k1" not in world.gateway.fleet.view.backends
             taken = await world.admin.post("/admin/v1/backends", json={**spec, "api_key_env": "ENGINE_KEY"})
             assert taken.status_code == 201
-            await world.wait_for(lambda: world.gateway.fleet.view.backends["k1"].state.value == "ready")
+            await world.wait_for(
+                lambda: world.gateway.fleet.view.backends[BackendId("k1")].state.value == "ready"
+            )
             assert (await world.admin.delete("/admin/v1/backends/k0")).status_code == 204
             assert (await world.chat("alice")).status_code == 200
         sent = {name.lower(): value for name, value in added.requests[-1].headers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.request.answer_observer import AnswerObserver
-from gateway.request.journal import LAST_TURN_BUCKET, MAX_MOVES_KEPT, MAX_TURNS_KEPT, Journal
+from gateway.request.journal import LAST_TURN_BUCKET, MAX_MOVES_KEPT, MAX_TURNS_KEPT, Journal, Story
 from gateway.request.turn import Turn
 from gateway.values import (
     Affinity,
@@ -59,7 +59,7 @@ def moved(backend: str, before: str, reason: str) -> Turn:
     return turn
 
 
-def story_of(journal: Journal, session: str = "s"):  # type: ignore[no-untyped-def]
+def story_of(journal: Journal, session: str = "s") -> Story:
     story = journal.story(SessionKey(session))
     assert story is not None
     return story

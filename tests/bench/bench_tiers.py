@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench.engine.machine import OtherLoad
@@ -115,7 +116,8 @@ def raw_bytes_per_s(folder: Path, num_bytes: int) -> float:
 @pytest.mark.parametrize("kv_dtype", ["fp32", "fp8_e4m3"])
 def test_first_turn_after_a_restart(tmp_path: Path, kv_dtype: str) -> None:
     """Measure; assert only that every complete block was found and the first token is the same."""
-    lines, load = [], OtherLoad()
+    lines: list[dict[str, Any]] = []
+    load = OtherLoad()
     for num_tokens in LENGTHS:
         folder = tmp_path / str(num_tokens)
         computed = run_life(folder, kv_dtype, num_tokens)
@@ -138,7 +140,7 @@ def test_first_turn_after_a_restart(tmp_path: Path, kv_dtype: str) -> None:
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def _line(values: dict[str, float]) -> str:
+def _line(values: dict[str, Any]) -> str:
     return (
         f"{values['kv_dtype']:9} {values['num_tokens']:5} tokens, {values['files']}: restored "
         f"{values['ttft_s'] * 1e3:7.0f} ms ({values['ttft_cpu_s'] * 1e3:.0f} CPU), computed "

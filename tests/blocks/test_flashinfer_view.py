@@ -32,7 +32,7 @@ def test_pages_are_the_arena_itself(dtype: KVDtype) -> None:
                 slots=np.arange(layout.num_slots),
             )
     for layer in range(layout.num_layers):
-        for is_value, pages in enumerate(layer_pages(arena.tensor(), layout, layer)):
+        for half, pages in enumerate(layer_pages(arena.tensor(), layout, layer)):
             assert pages.shape == (5, 2, 4, 64)
             assert (
                 arena.storage.ctypes.data <= pages.data_ptr() < arena.storage.ctypes.data + layout.block_bytes
@@ -42,7 +42,7 @@ def test_pages_are_the_arena_itself(dtype: KVDtype) -> None:
                     arena.storage,
                     layout,
                     layer=layer,
-                    is_value=bool(is_value),
+                    is_value=bool(half),
                     head=head,
                     block_table=list(range(5)),
                     start=0,

@@ -1,7 +1,7 @@
 """Stores, loads and computing on simulated streams: the three rules keep blocks intact in every order."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -27,10 +27,10 @@ class Point:
 class SimulatedStream:
     """Work in a queue; the machine runs the head of any queue whose awaited events have passed."""
 
-    queue: list[tuple[list[Event], Callable[[], None]]] = field(default_factory=list)
+    queue: list[tuple[list[Event], Callable[..., None]]] = field(default_factory=list)
     awaited: list[Event] = field(default_factory=list)
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[..., None]) -> None:
         self.queue.append((self.awaited, work))
         self.awaited = []
 
@@ -116,7 +116,7 @@ def live(machine: Machine) -> None:
 class StoreDoesNotWait(BlockTransfers):
     """Rule 1 dropped."""
 
-    def store(self, block_ids: list[int], copy_out: Callable[[Stream], None]) -> Event:
+    def store(self, block_ids: Iterable[int], copy_out: Callable[[Stream], None]) -> Event:
         copy_out(self._store)
         stored = self._store.record_event()
         self._stores.update(dict.fromkeys(block_ids, stored))
@@ -127,7 +127,7 @@ class LoadDoesNotWait(BlockTransfers):
     """The first half of rule 2 dropped."""
 
     def load(
-        self, block_ids: list[int], num_layers: int, copy_in: Callable[[Stream, int], None]
+        self, block_ids: Iterable[int], num_layers: int, copy_in: Callable[[Stream, int], None]
     ) -> LayerLoads:
         events = []
         for layer in range(num_layers):
@@ -140,7 +140,7 @@ class AttentionWaitsOneLayerShort(BlockTransfers):
     """The second half of rule 2 dropped: each layer waits for the one before."""
 
     def load(
-        self, block_ids: list[int], num_layers: int, copy_in: Callable[[Stream, int], None]
+        self, block_ids: Iterable[int], num_layers: int, copy_in: Callable[[Stream, int], None]
     ) -> LayerLoads:
         loads = super().load(block_ids, num_layers, copy_in)
         loads._events = [loads._events[0], *loads._events[:-1]]

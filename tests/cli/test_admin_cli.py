@@ -18,6 +18,7 @@ from gateway.commands.exits import CommandFailed, Unreachable, UsageError
 from gateway.commands.terminal import count, plain, seconds
 from gateway.commands.top import render
 from gateway.main import COMMANDS, main, make_parser
+from gateway.values import BackendId
 
 Homing = Callable[..., Coroutine[Any, Any, tuple[int, str, str]]]
 SYSTEM = {"role": "system", "content": "You are a helpful assistant of the harbour office. " * 20}
@@ -85,7 +86,7 @@ async def test_backends_can_be_changed(homing: Homing) -> None:
     async with GatewayWorld(num_backends=2) as world:
         view = lambda: world.gateway.fleet.view.backends  # noqa: E731 - read anew each time
         assert (await homing(world, "backends", "weight", "b0", "2.5"))[0] == 0
-        assert view()["b0"].weight == 2.5
+        assert view()[BackendId("b0")].weight == 2.5
         assert "cordoned" in (await homing(world, "backends", "cordon", "b0"))[1]
         assert (await homing(world, "backends", "remove", "b0"))[:2] == (0, "")
         assert "b0" not in view()
@@ -142,10 +143,9 @@ async def test_drain_waits_until_the_backend_is_empty(homing: Homing) -> None:
         for backend in world.backends:
             backend.script(slow)
         running = asyncio.create_task(world.chat())
-        await world.wait_for(
-            lambda: world.gateway.router.in_flight("b0") + world.gateway.router.in_flight("b1") > 0
-        )  # type: ignore[arg-type]
-        busy = "b0" if world.gateway.router.in_flight("b0") else "b1"  # type: ignore[arg-type]
+        b0, b1, router = BackendId("b0"), BackendId("b1"), world.gateway.router
+        await world.wait_for(lambda: router.in_flight(b0) + router.in_flight(b1) > 0)
+        busy = b0 if router.in_flight(b0) else b1
         status, out, _ = await homing(world, "drain", busy)
         assert (status, f"{busy} is draining" in out) == (0, True)
         waiting = asyncio.create_task(homing(world, "drain", busy, "--wait"))

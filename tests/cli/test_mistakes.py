@@ -16,6 +16,7 @@ from gateway.config.config import ConfigError, parse_config
 from gateway.main import COMMANDS, main, make_parser
 from gateway.process.gateway import Gateway
 from gateway.process.listeners import CannotListen
+from gateway.values import BackendId
 
 
 @pytest.mark.parametrize(
@@ -137,8 +138,9 @@ async def test_a_backend_that_does_not_answer_at_start_is_told_once(caplog: pyte
             return [vars(one)["fields"] for one in found]
 
         await world.wait_for(lambda: told() != [])
-        asked = world.gateway.prober._num_vain["gone"]
-        await world.wait_for(lambda: world.gateway.prober._num_vain["gone"] > asked + 2)
+        gone = BackendId("gone")
+        asked = world.gateway.prober._num_vain[gone]
+        await world.wait_for(lambda: world.gateway.prober._num_vain[gone] > asked + 2)
         (fields,) = told()
         assert (fields["backend"], fields["url"]) == ("gone", f"http://127.0.0.1:{port}")
         assert "connect failed" in fields["reason"]

@@ -17,6 +17,7 @@ from fakes.gateway_world import GatewayWorld, ProbedBackend
 from gateway.config.config import parse_config
 from gateway.config.file_watch import ChangedFiles
 from gateway.config.reload import ReloadReport, changed_paths, is_live
+from gateway.values import BackendId
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"Hel"}}]}\n\n'
 
@@ -59,7 +60,7 @@ async def test_a_stream_survives_the_removal_of_its_backend() -> None:
         number = int(home[1:])
         world.backends[number].default = fake.stream(EVENT, b"data: [DONE]\n\n", gates={1: gate})
         running = asyncio.ensure_future(world.chat("alice", stream=True))
-        await world.wait_for(lambda: world.gateway.router.in_flight(home) == 1)  # type: ignore[arg-type]
+        await world.wait_for(lambda: world.gateway.router.in_flight(BackendId(home)) == 1)
         assert (await reload(world, backends=named(world, 1 - number))).outcome == "applied"
         assert world.state(number) == "draining"
         assert (await world.chat("bob")).headers["x-homing-backend"] != home
@@ -75,7 +76,7 @@ async def test_a_backend_named_again_before_it_left_stays() -> None:
     async with GatewayWorld(num_backends=1) as world:
         world.backends[0].default = fake.stream(EVENT, b"data: [DONE]\n\n", gates={1: gate})
         running = asyncio.ensure_future(world.chat("alice", stream=True))
-        await world.wait_for(lambda: world.gateway.router.in_flight("b0") == 1)  # type: ignore[arg-type]
+        await world.wait_for(lambda: world.gateway.router.in_flight(BackendId("b0")) == 1)
         await reload(world, backends=[])
         assert world.state(0) == "draining"
         await reload(world, backends=named(world, 0))
@@ -90,7 +91,7 @@ async def test_an_operator_may_keep_a_backend_that_the_file_dropped() -> None:
     async with GatewayWorld(num_backends=1) as world:
         world.backends[0].default = fake.stream(EVENT, b"data: [DONE]\n\n", gates={1: gate})
         running = asyncio.ensure_future(world.chat("alice", stream=True))
-        await world.wait_for(lambda: world.gateway.router.in_flight("b0") == 1)  # type: ignore[arg-type]
+        await world.wait_for(lambda: world.gateway.router.in_flight(BackendId("b0")) == 1)
         await reload(world, backends=[])
         await world.admin.post("/admin/v1/backends/b0/undrain")
         gate.set()
@@ -109,7 +110,7 @@ async def test_what_operators_did_stays() -> None:
         assert (await reload(world, limits={"max_in_flight": 9})).changed == ("limits.max_in_flight",)
         backends = world.gateway.fleet.view.backends
         assert set(backends) == {"b0", "b2", "extra"}
-        assert backends["b0"].weight == 7.0  # type: ignore[index]
+        assert backends[BackendId("b0")].weight == 7.0
         clash = [*named(world, 0, 1, 2), {"id": "other", "url": extra.base_url}]
         report = await reload(world, backends=clash)
         assert report.errors == ("backends.other.url: backend extra has it already",)
@@ -222,7 +223,7 @@ async def test_reloads_under_load_cost_no_request() -> None:
                 report = await reload(world, backends=named(world, *chosen, weight=2.0 + number))
                 assert report.outcome == "applied"
                 present = {f"b{one}" for one in chosen}
-                await world.wait_for(lambda p=present: set(world.gateway.fleet.view.backends) == p)  # type: ignore[misc]
+                await world.wait_for(lambda p=present: set(world.gateway.fleet.view.backends) == p)  # type: ignore[misc]  # bound early
                 assert world.gateway.prober._tasks.keys() == present
                 await world.wait_for(world._all_ready)
         is_over = True

@@ -82,7 +82,7 @@ async def test_turns_come_home_and_find_their_history(fleet: RunningFleet) -> No
 async def test_a_shared_system_prompt_is_found_by_the_next_session(fleet: RunningFleet) -> None:
     """Another session without history finds the system prompt cached when it lands where it was computed."""
     async with httpx.AsyncClient(base_url=fleet.base_url, timeout=60) as client:
-        first = {}
+        first: dict[str, list[int]] = {}
         for number in range(8):
             (response, _), *_ = await play(client, f"newcomer-{number}", 1)
             first.setdefault(response.headers["x-homing-backend"], []).append(cached_tokens(response))

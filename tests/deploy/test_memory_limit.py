@@ -42,7 +42,7 @@ def peak_bytes(pid: int) -> int:
     for process in (root, *root.children(recursive=True)):
         with contextlib.suppress(OSError):
             status = Path(f"/proc/{process.pid}/status").read_text()
-            peak_kib += int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])  # type: ignore[index]
+            peak_kib += int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])  # type: ignore[index]  # None fails
     return peak_kib * 1024
 
 

@@ -120,7 +120,7 @@ async def test_a_client_that_leaves_stops_the_engine(site: Site) -> None:
 async def test_a_gateway_that_leaves_costs_no_request(site: Site) -> None:
     """One gateway stops in order while requests come: each of them is answered by the other."""
     stopping = asyncio.ensure_future(site.world.gateways[0].stop(drain_timeout_s=5))
-    statuses = []
+    statuses: list[int] = []
     while not stopping.done() or len(statuses) < 30:
         statuses.append((await site.chat(x__session__id="alice")).status_code)
     await stopping

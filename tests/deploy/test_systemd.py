@@ -61,8 +61,8 @@ def test_a_stop_is_given_time_to_drain() -> None:
     """The gateway's default drain fits, and the worker's two drains together."""
     gateway, worker = read(SERVICES[0])["Service"], read(SERVICES[1])["Service"]
     assert float(gateway["TimeoutStopSec"].removesuffix("s")) > Config().drain_timeout_s
-    hook_s = float(re.search(r"timeout (\d+)", worker["ExecStop"])[1])  # type: ignore[index]
-    drain_s = float(re.search(r"--drain-timeout (\d+)", worker["ExecStart"])[1])  # type: ignore[index]
+    hook_s = float(re.search(r"timeout (\d+)", worker["ExecStop"])[1])  # type: ignore[index]  # None fails
+    drain_s = float(re.search(r"--drain-timeout (\d+)", worker["ExecStart"])[1])  # type: ignore[index]  # None fails
     assert float(worker["TimeoutStopSec"].removesuffix("s")) > hook_s + drain_s
 
 

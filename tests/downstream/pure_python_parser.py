@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
+from downstream.test_server import SMUGGLING, refusal_of
 from fakes.backend import FakeBackend
 from fakes.relay_server import RelayServer
-from test_server import SMUGGLING, refusal_of
 
 
 async def main() -> None:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import anthropic
@@ -26,7 +27,7 @@ BODY = json.dumps(chat_body("Hello there", USAGE, "m")).encode()
 ANSWER = PROBES + b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(
     BODY
 )
-MESSAGES: list[dict[str, str]] = [{"role": "user", "content": "hi"}]
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def commented_stream(events: list[bytes]) -> bytes:
@@ -52,17 +53,17 @@ async def streaming() -> AsyncIterator[FakeBackend]:
 async def test_openai(backend: FakeBackend, streaming: FakeBackend) -> None:
     """openai-python: whole and streamed."""
     async with openai.AsyncOpenAI(base_url=f"{backend.base_url}/v1", api_key="x", max_retries=0) as client:
-        whole = await client.chat.completions.create(model="m", messages=MESSAGES)  # type: ignore[arg-type]
+        whole = await client.chat.completions.create(model="m", messages=MESSAGES)
         assert whole.choices[0].message.content == "Hello there"
     async with openai.AsyncOpenAI(base_url=f"{streaming.base_url}/v1", api_key="x", max_retries=0) as client:
-        stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
+        stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
         deltas = [part.choices[0].delta.content async for part in stream if part.choices]
     assert "".join(delta or "" for delta in deltas) == "Hellothere"
 
 
 async def test_anthropic() -> None:
     """anthropic-python: streamed, with comments between its named events."""
-    message = {
+    message: dict[str, object] = {
         "id": "m1",
         "type": "message",
         "role": "assistant",
@@ -83,7 +84,7 @@ async def test_anthropic() -> None:
     async with (
         FakeBackend(default=raw(commented_stream(events))) as backend,
         anthropic.AsyncAnthropic(base_url=backend.base_url, api_key="x", max_retries=0) as client,
-        client.messages.stream(model="m", max_tokens=5, messages=MESSAGES) as stream,  # type: ignore[arg-type]
+        client.messages.stream(model="m", max_tokens=5, messages=MESSAGES) as stream,
     ):
         assert [text async for text in stream.text_stream] == ["Hello"]
 

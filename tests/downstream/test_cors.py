@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.config.config import ConfigError, parse_config
@@ -11,8 +13,8 @@ PAGE = "https://chat.example.org"
 METHODS = ("POST", "OPTIONS")
 
 
-def cors(**options: object) -> Cors:
-    return Cors(CorsSettings(**({"allow_origins": (PAGE,)} | options)))  # type: ignore[arg-type]
+def cors(**options: Any) -> Cors:
+    return Cors(CorsSettings(**({"allow_origins": (PAGE,)} | options)))
 
 
 @pytest.mark.parametrize(

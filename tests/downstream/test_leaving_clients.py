@@ -191,7 +191,7 @@ async def test_client_that_never_reads_is_cut_off(backend: FakeBackend) -> None:
     backend.script(stream(*[b"x" * 1_000_000] * 40, then="wait"))
     settings = DownstreamSettings(write_stall_timeout_s=0.2)
     async with RelayServer(backend.base_url, downstream=settings) as server, RawClient(server.port) as client:
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads, too
         await client.send(post("/", b"{}"))
         await server.wait_idle(timeout_s=5)
         await backend.wait_until(lambda b: b.num_open == 0)

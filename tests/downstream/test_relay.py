@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
-from fakes.backend import STREAM_HEAD, FakeBackend, chunk, hang, raw, respond, stream
+from fakes.backend import STREAM_HEAD, FakeBackend, Turn, chunk, hang, raw, respond, stream
 from fakes.raw_client import RawClient, post
 from fakes.relay_server import RelayServer
 
@@ -195,9 +196,9 @@ async def test_half_closed_client_gets_its_answer(backend: FakeBackend, server: 
     """A client that only finished sending is served in full, then the connection ends."""
     gate = asyncio.Event()
 
-    async def late(turn: object) -> None:
+    async def late(turn: Turn) -> None:
         await gate.wait()
-        await respond(b"late answer")(turn)  # type: ignore[arg-type]
+        await respond(b"late answer")(turn)
 
     backend.script(late)
     async with RawClient(server.port) as client:
@@ -234,22 +235,23 @@ async def test_slow_client_holds_the_backend_back(backend: FakeBackend, server: 
     sent: list[int] = []
     all_sent = asyncio.Event()
 
-    async def flood(turn: object) -> None:
-        await turn.send(STREAM_HEAD)  # type: ignore[attr-defined]
+    async def flood(turn: Turn) -> None:
+        await turn.send(STREAM_HEAD)
         for index in range(num_pieces):
-            await turn.send(chunk(piece))  # type: ignore[attr-defined]
+            await turn.send(chunk(piece))
             sent.append(index)
-        await turn.send(b"0\r\n\r\n")  # type: ignore[attr-defined]
+        await turn.send(b"0\r\n\r\n")
         all_sent.set()
 
     backend.script(flood)
     async with RawClient(server.port) as client:
-        client.writer.transport.pause_reading()
+        transport = cast(asyncio.Transport, client.writer.transport)
+        transport.pause_reading()
         await client.send(post("/a", b"{}"))
         await backend.wait_until(lambda b: len(b.requests) == 1)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(all_sent.wait(), 0.3)
-        client.writer.transport.resume_reading()
+        transport.resume_reading()
         response = await client.read_response()
     assert len(response.body) == num_pieces * len(piece)
     assert response.is_complete

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fakes.backend import FakeBackend, hang, respond
+from fakes.backend import FakeBackend, Turn, hang, respond
 from fakes.raw_client import RawClient, post
 from fakes.relay_server import RelayServer
 
@@ -189,9 +189,9 @@ async def test_flood_of_pipelined_requests_is_bounded(backend: FakeBackend, serv
     """Requests pipelined behind a hanging one are not all taken in; they are answered once it ends."""
     gate = asyncio.Event()
 
-    async def wait(turn: object) -> None:
+    async def wait(turn: Turn) -> None:
         await gate.wait()
-        await respond(b"late")(turn)  # type: ignore[arg-type]
+        await respond(b"late")(turn)
 
     backend.script(wait)
     backend.default = respond(b"ok")
@@ -221,12 +221,12 @@ async def test_sockets_have_nodelay_and_notice_lost_peers(backend: FakeBackend, 
     """Both sides send small events at once and give up on a peer whose network vanished."""
     seen: list[tuple[int, int]] = []
 
-    async def look(turn: object) -> None:
+    async def look(turn: Turn) -> None:
         transports = [connection.transport for connection in server.connections]
         # no public member leads to the upstream's socket
         transports += [connection._transport for connection in server.pool._connections]
         seen.extend(_options(transport.get_extra_info("socket")) for transport in transports if transport)
-        await respond(b"{}")(turn)  # type: ignore[arg-type]
+        await respond(b"{}")(turn)
 
     backend.script(look)
     async with RawClient(server.port) as client:
@@ -280,7 +280,7 @@ def test_smuggling_inputs_with_the_pure_python_parser() -> None:
     """aiohttp without its C extension refuses the same inputs."""
     script = Path(__file__).with_name("pure_python_parser.py")
     environment = {**os.environ, "AIOHTTP_NO_EXTENSIONS": "1"}
-    paths = [str(script.parents[2]), str(script.parents[1]), str(script.parent)]
+    paths = [str(script.parents[2]), str(script.parents[1])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     done = subprocess.run(
         [sys.executable, str(script)],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import random
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 import torch
@@ -141,7 +143,7 @@ def test_failing_step_ends_its_requests_and_nobody_elses(monkeypatch: pytest.Mon
     reference = generate(tiny_engine(), tokens(20), 5)
     for failing in range(6):
         engine = tiny_engine(max_num_sequences=2)
-        engine._runner = RunnerThatFails(engine._runner, failing)
+        engine._runner = cast(ModelRunner, RunnerThatFails(engine._runner, failing))
         requests = [greedy_request(f"r{i}", tokens(20, i % 2), 5) for i in range(5)]
         outputs = run_all(engine, requests)
         failed = [name for name, items in outputs.items() if items[-1].finish_reason is FinishReason.ERROR]
@@ -159,7 +161,7 @@ class RunnerThatFails:
     def __init__(self, runner: ModelRunner, failing: int) -> None:
         self._runner, self._left = runner, failing
 
-    def run(self, scheduled: list) -> list:  # type: ignore[type-arg]  # passes through untouched
+    def run(self, scheduled: list) -> list:
         self._left -= 1
         if self._left == -1:
             self._runner.run(scheduled)
@@ -184,7 +186,7 @@ def test_forced_hash_collisions_never_serve_foreign_kv(monkeypatch: pytest.Monke
     import engine_adapter.engine.kv.block_manager as manager
 
     def weak(parent: bytes, token_bytes: bytes) -> bytes:
-        return bytes([naming.hashlib.sha256(parent + token_bytes).digest()[0] & 15]) * 32
+        return bytes([hashlib.sha256(parent + token_bytes).digest()[0] & 15]) * 32
 
     expected = {
         seed: generate(tiny_engine(enable_prefix_caching=False), tokens(18, seed), 4) for seed in range(12)
@@ -206,7 +208,7 @@ def test_collision_guard_is_what_protects(monkeypatch: pytest.MonkeyPatch) -> No
     import engine_adapter.engine.kv.block_manager as manager
 
     def weak(parent: bytes, token_bytes: bytes) -> bytes:
-        return bytes([naming.hashlib.sha256(parent + token_bytes).digest()[0] & 3]) * 32
+        return bytes([hashlib.sha256(parent + token_bytes).digest()[0] & 3]) * 32
 
     expected = {
         seed: generate(tiny_engine(enable_prefix_caching=False), tokens(18, seed), 4) for seed in range(8)
@@ -332,7 +334,7 @@ def test_auto_dtype_is_native() -> None:
         {"num_draft_tokens": -1},
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, object]) -> None:
+def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
     """A setting that means nothing fails when it is made, not when it is used."""
     with pytest.raises(ValueError, match=next(iter(settings))):
         EngineConfig(**settings)

@@ -228,7 +228,7 @@ def ask(context: zmq.Context[Any], endpoint: str, request: bytes) -> list[tuple[
     socket = context.socket(zmq.DEALER)
     socket.connect(endpoint)
     socket.send_multipart([b"", request])
-    answers = []
+    answers: list[tuple[int, bytes]] = []
     while True:
         assert socket.poll(10_000), "no answer"
         _, topic, number, payload = socket.recv_multipart()

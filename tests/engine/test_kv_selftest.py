@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def gentle_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
     }
 
 
-def engine_with(weights: dict[str, torch.Tensor], kv_dtype: str, **settings: object) -> LLMEngine:
+def engine_with(weights: dict[str, torch.Tensor], kv_dtype: str, **settings: Any) -> LLMEngine:
     config = EngineConfig(
         **{"dtype": "fp32", "kv_dtype": kv_dtype, "block_size": 4, "kv_memory_bytes": 1 << 20, **settings}
     )

@@ -60,15 +60,15 @@ def logits_of(model: LlamaModel, prompt: list[int], chunks: list[int], kv_dtype:
             query_lens=[length], context_lens=[start + length], block_tables=[[3, 1, 0, 2]], block_size=16
         )
         with torch.inference_mode():
-            pieces.append(
-                model.forward(
-                    torch.tensor(prompt[start : start + length]),
-                    torch.arange(start, start + length),
-                    batch,
-                    storage.layers,
-                    torch.arange(length),
-                )
+            logits = model.forward(
+                torch.tensor(prompt[start : start + length]),
+                torch.arange(start, start + length),
+                batch,
+                storage.layers,
+                torch.arange(length),
             )
+        assert logits is not None
+        pieces.append(logits)
         start += length
     return torch.cat(pieces)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine.tiny_models import generate, greedy_request, run_all, tiny_loaded
@@ -27,7 +28,7 @@ class WallClock:
 
 
 def pinned_engine(
-    manifest: Path | None = None, clock: WallClock | None = None, seed: int = 0, **settings: object
+    manifest: Path | None = None, clock: WallClock | None = None, seed: int = 0, **settings: Any
 ) -> LLMEngine:
     config = EngineConfig(
         **{
@@ -50,7 +51,7 @@ def run_idle(engine: LLMEngine) -> None:
         assert engine.step() == [], "an internal request must not be reported"
 
 
-def cached_tokens(engine: LLMEngine, prompt: list[int], **fields: object) -> int:
+def cached_tokens(engine: LLMEngine, prompt: list[int], **fields: Any) -> int:
     return run_all(engine, [greedy_request("probe", prompt, 1, **fields)])["probe"][-1].num_cached_tokens
 
 
@@ -64,9 +65,9 @@ def test_pin_computes_holds_and_survives_pressure() -> None:
     """A prefix nobody sent yet is computed, pinned, and still there after floods of other prompts."""
     engine = pinned_engine()
     pin = engine.pins.pin(PinSpec(token_ids=prefix(18), name="support"))
-    assert pin.state is PinState.PENDING
+    before = pin.state
     run_idle(engine)
-    assert pin.state is PinState.PINNED
+    assert (before, pin.state) == (PinState.PENDING, PinState.PINNED)
     assert len(pin.block_ids) == 4
     assert engine.stats().num_blocks_pinned == 4
     flood(engine)

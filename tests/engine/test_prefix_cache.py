@@ -109,7 +109,7 @@ def test_lookup_agrees_with_a_dictionary_of_token_tuples(
             if cache.insert(block) == next_id:
                 naive[key] = next_id
                 next_id += 1
-        if naive and data.draw(st.booleans()):
+        if data.draw(st.booleans()) and naive:
             key = data.draw(st.sampled_from(sorted(naive)))
             cache.remove(BlockId(naive.pop(key)))
         cache.verify()

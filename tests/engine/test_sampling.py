@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ def random_logits(num_rows: int, seed: int = 0, vocab: int = VOCAB) -> torch.Ten
     return torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def sample_one(logits: torch.Tensor, **params: object) -> int:
-    state = SamplingState(SamplingParams(**params))  # type: ignore[arg-type]
+def sample_one(logits: torch.Tensor, **params: Any) -> int:
+    state = SamplingState(SamplingParams(**params))
     return Sampler().sample(logits.clone(), [state]).token_ids[0]
 
 
@@ -41,7 +42,8 @@ def test_drawn_token_is_in_the_allowed_set(seed: int, top_p: float, top_k: int, 
     allowed = probabilities >= probabilities.max() * min_p * (1 - 1e-6)
     kept = sorted((float(p), i) for i, p in enumerate(probabilities) if allowed[i])[::-1]
     kept = kept[:top_k] if top_k else kept
-    total, mass, nucleus = sum(p for p, _ in kept), 0.0, set()
+    total, mass = sum(p for p, _ in kept), 0.0
+    nucleus: set[int] = set()
     for p, i in kept:
         if mass > top_p * total + 1e-6 and nucleus:
             break

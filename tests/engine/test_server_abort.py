@@ -143,7 +143,7 @@ def break_engine(engine: LLMEngine) -> None:
     def fail(_: float) -> None:
         raise RuntimeError("broken on purpose")
 
-    engine.scheduler.schedule = fail  # type: ignore[method-assign, assignment]
+    engine.scheduler.schedule = fail  # type: ignore[method-assign, assignment]  # the fault
 
 
 async def read_cut_stream(response: ClientResponse) -> tuple[bytes, bool]:

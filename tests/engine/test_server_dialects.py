@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import openai
@@ -45,7 +46,7 @@ async def anthropic_client(worker: Worker) -> AsyncIterator[anthropic.AsyncAnthr
 
 async def test_openai_chat_whole_and_streamed(openai_client: openai.AsyncOpenAI) -> None:
     """openai-python parses both, and they say the same."""
-    request = {
+    request: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 12,
@@ -112,14 +113,14 @@ async def test_responses_stream_ends_with_the_whole(openai_client: openai.AsyncO
 async def test_responses_call_functions_and_take_their_output(openai_client: openai.AsyncOpenAI) -> None:
     """A required function comes back as an item; its output is accepted as the next input."""
     pytest.importorskip("xgrammar", reason="needs the extra homing[grammar]")
-    tool = {"type": "function", "name": "order", "parameters": PARAMETERS, "strict": False}
+    tool: Any = {"type": "function", "name": "order", "parameters": PARAMETERS, "strict": False}
     first = await openai_client.responses.create(
         model=MODEL, input="order", tools=[tool], tool_choice="required", max_output_tokens=300
     )
     (call,) = first.output
     assert call.type == "function_call"
     assert call.name == "order"
-    output = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
     second = await openai_client.responses.create(
         model=MODEL, input=[output], previous_response_id=first.id, max_output_tokens=3
     )
@@ -128,13 +129,14 @@ async def test_responses_call_functions_and_take_their_output(openai_client: ope
 
 async def test_responses_refuse_what_they_would_ignore(worker: Worker) -> None:
     """Fields that carry context or abilities we lack: 400 with the field."""
-    for fields, param in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "message", "role": "user"}]}, "input[0]"),
-    ]:
+    ]
+    for fields, param in cases:
         response = await worker.client.post("/v1/responses", json={"model": MODEL, "input": "x", **fields})
         assert response.status == 400
         assert (await response.json())["error"]["param"] == param
@@ -160,7 +162,7 @@ async def test_answers_have_every_field_that_strict_clients_want(worker: Worker)
 
 async def test_anthropic_messages_whole_and_streamed(anthropic_client: anthropic.AsyncAnthropic) -> None:
     """anthropic's client parses both; usage splits computed and cached tokens."""
-    request = {
+    request: dict[str, Any] = {
         "model": MODEL,
         "max_tokens": 12,
         "extra_body": {"temperature": 0},
@@ -175,6 +177,7 @@ async def test_anthropic_messages_whole_and_streamed(anthropic_client: anthropic
         final = await stream.get_final_message()
     assert text == "".join(block.text for block in whole.content if block.type == "text")
     assert final.stop_reason == whole.stop_reason
+    assert final.usage.cache_read_input_tokens is not None
     assert final.usage.cache_read_input_tokens > 0
     total = final.usage.cache_read_input_tokens + final.usage.input_tokens
     assert total == whole.usage.input_tokens
@@ -187,9 +190,14 @@ async def test_anthropic_messages_whole_and_streamed(anthropic_client: anthropic
 async def test_anthropic_tools_go_there_and_back(anthropic_client: anthropic.AsyncAnthropic) -> None:
     """A forced tool is a tool_use block, streamed or not; its result is a legal next message."""
     pytest.importorskip("xgrammar", reason="needs the extra homing[grammar]")
-    tool = {"name": "order", "description": "Order it.", "input_schema": PARAMETERS}
-    request = {"model": MODEL, "max_tokens": 300, "tools": [tool], "tool_choice": {"type": "any"}}
-    messages = [{"role": "user", "content": "order"}]
+    tool: Any = {"name": "order", "description": "Order it.", "input_schema": PARAMETERS}
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 300,
+        "tools": [tool],
+        "tool_choice": {"type": "any"},
+    }
+    messages: list[Any] = [{"role": "user", "content": "order"}]
     whole = await anthropic_client.messages.create(messages=messages, **request)
     (block,) = whole.content
     assert block.type == "tool_use"
@@ -199,7 +207,7 @@ async def test_anthropic_tools_go_there_and_back(anthropic_client: anthropic.Asy
         final = await stream.get_final_message()
     assert final.content[0].type == "tool_use"
     result = {"type": "tool_result", "tool_use_id": block.id, "content": "done"}
-    history = [
+    history: list[Any] = [
         *messages,
         {"role": "assistant", "content": whole.content},
         {"role": "user", "content": [result]},
@@ -212,8 +220,13 @@ async def test_anthropic_stop_sequence_and_errors(
     anthropic_client: anthropic.AsyncAnthropic, worker: Worker
 ) -> None:
     """A matched stop sequence is reported; errors come in Anthropic's envelope with their classes."""
-    messages = [{"role": "user", "content": "hi"}]
-    request = {"model": MODEL, "max_tokens": 40, "messages": messages, "extra_body": {"temperature": 0}}
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 40,
+        "messages": messages,
+        "extra_body": {"temperature": 0},
+    }
     whole = await anthropic_client.messages.create(**request)
     stop = whole.content[0].text[2:4]
     ended = await anthropic_client.messages.create(stop_sequences=[stop], **request)

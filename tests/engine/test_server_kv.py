@@ -139,7 +139,7 @@ async def test_tiers_are_shown_and_a_restart_is_warm(checkpoint: Path, tmp_path:
     async with running_worker(checkpoint, tiers=tiers) as worker:
         await worker.client.post("/v1/chat/completions", json=body, headers={"X-Homing-Session-Tag": "s1"})
         await worker.context.engine.call(lambda engine: engine.blocks.clear_cache())
-        await worker.context.engine.call(lambda engine: engine.tiers._writer.flush(30))
+        await worker.context.engine.call(lambda engine: engine.tiers._writer.flush(30))  # type: ignore[union-attr]  # None fails
         report = await (await worker.client.get("/v1/kv/inventory")).json()
         assert report["resident_tokens"] == {}
         assert report["tier_tokens"]["s1"]["disk"] > 40

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ LONGEST = 3 * NUM_OUTPUT_TOKENS
 CASES = ALL_CASES[::2]
 
 
-def windowed_engine(**settings: object) -> LLMEngine:
+def windowed_engine(**settings: Any) -> LLMEngine:
     return tiny_engine(WINDOWED, **{"debug_kv_guards": True, **settings})
 
 
@@ -137,7 +138,7 @@ def test_forgotten_blocks_are_reported_as_removed() -> None:
     known: set[bytes] = set()
 
     class Listener:
-        def record(self, removed: list, stored: list) -> None:  # type: ignore[type-arg]  # as BlockObserver
+        def record(self, removed: list, stored: list) -> None:
             known.difference_update(entry.block_hash for entry in removed)
             known.update(entry.block_hash for entry in stored)
 

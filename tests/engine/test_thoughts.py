@@ -163,7 +163,7 @@ async def test_anthropic_thoughts_are_blocks_there_and_back(checkpoint: Path, tm
     async with running_worker(folder) as worker:
         url = str(worker.client.make_url("/"))
         async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
-            request = {
+            request: dict[str, Any] = {
                 "model": MODEL,
                 "max_tokens": 12,
                 "messages": MESSAGES,
@@ -174,6 +174,7 @@ async def test_anthropic_thoughts_are_blocks_there_and_back(checkpoint: Path, tm
                 final = await stream.get_final_message()
         (block,) = whole.content
         assert block.type == "thinking"
+        assert final.content[0].type == "thinking"
         assert final.content[0].thinking == block.thinking
         history = [*MESSAGES, {"role": "assistant", "content": [block.model_dump()]}, *MESSAGES]
         without = [*MESSAGES, {"role": "assistant", "content": ""}, *MESSAGES]

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine.test_engine_oracle import COMMON, NUM_OUTPUT_TOKENS, prompt_with, random_tokens, reusable_tokens
@@ -36,7 +37,7 @@ class EagerPlanner(LoadPlanner):
         return True
 
 
-def tiered_engine(folder: Path | None = None, host_bytes: int = 0, **settings: object) -> LLMEngine:
+def tiered_engine(folder: Path | None = None, host_bytes: int = 0, **settings: Any) -> LLMEngine:
     """An engine with tiers and every guard on, that loads all it can."""
     settings = {"debug_kv_guards": True, **settings}
     engine = tiny_engine(tiers=tiers(folder, host_bytes), **settings)
@@ -44,7 +45,7 @@ def tiered_engine(folder: Path | None = None, host_bytes: int = 0, **settings: o
     return engine
 
 
-def last_output(engine: LLMEngine, prompt: list[int], **fields: object) -> tuple[list[int], StepOutput]:
+def last_output(engine: LLMEngine, prompt: list[int], **fields: Any) -> tuple[list[int], StepOutput]:
     outputs = run_all(engine, [greedy_request("r", prompt, 6, **fields)])["r"]
     engine.verify()
     return tokens_of(outputs), outputs[-1]
@@ -86,7 +87,7 @@ def test_output_is_the_same_with_and_without_tiers(tmp_path: Path, kind: str, kv
 
 
 @pytest.mark.parametrize("settings", [{}, {"kv_dtype": "int8"}, {"kv_dtype": "bf16"}])
-def test_a_restart_comes_back_warm(tmp_path: Path, settings: dict[str, str]) -> None:
+def test_a_restart_comes_back_warm(tmp_path: Path, settings: dict[str, Any]) -> None:
     """The first turn after an orderly restart finds every complete block, and gives the same text."""
     engine = tiered_engine(tmp_path, **settings)
     cold, output = last_output(engine, PROMPT)
@@ -190,7 +191,7 @@ class SlowDisk:
         monkeypatch.setattr(disk, "read", wait_and_read)
 
 
-def restarted(folder: Path, **settings: object) -> LLMEngine:
+def restarted(folder: Path, **settings: Any) -> LLMEngine:
     """An engine whose disk tier holds PROMPT."""
     engine = tiered_engine(folder, **settings)
     generate(engine, PROMPT)

@@ -6,6 +6,8 @@ depends visibly on the whole context.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 
@@ -51,16 +53,16 @@ def tiny_loaded(config: ModelConfig = TINY, seed: int = 0) -> LoadedModel:
     )
 
 
-def tiny_engine(model: ModelConfig = TINY, *, seed: int = 0, **settings: object) -> LLMEngine:
+def tiny_engine(model: ModelConfig = TINY, *, seed: int = 0, **settings: Any) -> LLMEngine:
     """Return an fp32 engine of 64 blocks of 4 tokens unless told otherwise."""
     return LLMEngine(tiny_loaded(model, seed), tiny_settings(**settings))
 
 
-def tiny_settings(**settings: object) -> EngineConfig:
+def tiny_settings(**settings: Any) -> EngineConfig:
     return EngineConfig(**{"dtype": "fp32", "block_size": 4, "num_kv_blocks": 64, **settings})
 
 
-def engine_like(reference: PreTrainedModel, **settings: object) -> LLMEngine:
+def engine_like(reference: PreTrainedModel, **settings: Any) -> LLMEngine:
     """Return an fp32 engine with the weights of a model of transformers."""
     config = ModelConfig.from_hf_config(reference.config.to_dict())
     names = expected_shapes(config)
@@ -71,9 +73,7 @@ def engine_like(reference: PreTrainedModel, **settings: object) -> LLMEngine:
     )
 
 
-def greedy_request(
-    request_id: str, prompt: list[int], max_tokens: int = 8, **fields: object
-) -> EngineRequest:
+def greedy_request(request_id: str, prompt: list[int], max_tokens: int = 8, **fields: Any) -> EngineRequest:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return EngineRequest(
         **{"request_id": request_id, "prompt_token_ids": prompt, "sampling": sampling, **fields}
@@ -95,7 +95,7 @@ def tokens_of(outputs: list[StepOutput]) -> list[int]:
     return [token for output in outputs for token in output.new_token_ids]
 
 
-def generate(engine: LLMEngine, prompt: list[int], max_tokens: int = 8, **fields: object) -> list[int]:
+def generate(engine: LLMEngine, prompt: list[int], max_tokens: int = 8, **fields: Any) -> list[int]:
     """Run one greedy request alone and return its tokens."""
     request = greedy_request("only", prompt, max_tokens, **fields)
     return tokens_of(run_all(engine, [request])["only"])

@@ -14,7 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class ReceivedRequest:
         return next((value for key, value in self.headers if key == name), None)
 
     @property
-    def json(self) -> dict[str, object]:
+    def json(self) -> dict[str, Any]:
         loaded = json.loads(self.body)
         assert isinstance(loaded, dict)
         return loaded

@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 import time
+from typing import Any
 
 from aiohttp import web
 
@@ -72,9 +73,11 @@ class Engine:
 
 def _events(num_prompt_tokens: int) -> list[bytes]:
     usage = {"prompt_tokens": num_prompt_tokens, "completion_tokens": NUM_EVENTS}
-    payloads = [{"choices": [{"index": 0, "delta": {"content": f"w{n} "}}]} for n in range(NUM_EVENTS)]
+    payloads: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": {"content": f"w{n} "}}]} for n in range(NUM_EVENTS)
+    ]
     payloads[-1]["choices"][0]["finish_reason"] = "stop"
-    payloads.append({"choices": [], "usage": usage})  # type: ignore[dict-item]
+    payloads.append({"choices": [], "usage": usage})
     return [f"data: {json.dumps(one)}\n\n".encode() for one in payloads] + [b"data: [DONE]\n\n"]
 
 

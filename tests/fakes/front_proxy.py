@@ -87,4 +87,4 @@ def _wait_listening(process: subprocess.Popen[bytes], port: int, log_path: Path)
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.02)
-    pytest.fail(f"{process.args} does not listen:\n{log_path.read_text()}")
+    pytest.fail(f"{process.args!r} does not listen:\n{log_path.read_text()}")

@@ -17,7 +17,8 @@ EC = ec.generate_private_key(ec.SECP256R1())
 
 def public(key_id: str, key: Any = None, **fields: Any) -> dict[str, Any]:
     algorithm = jwt.algorithms.ECAlgorithm if key is EC else jwt.algorithms.RSAAlgorithm
-    described = algorithm.to_jwk((key or RSA[key_id]).public_key(), as_dict=True)
+    private: Any = key or RSA[key_id]
+    described = algorithm.to_jwk(private.public_key(), as_dict=True)
     return {**described, "kid": key_id, "use": "sig", **fields}
 
 

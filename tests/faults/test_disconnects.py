@@ -81,8 +81,8 @@ async def test_cancel_in_each_phase_stops_the_engine() -> None:
             backend.script(behaviour)
             async with RawClient(world.gateway.port) as client:
                 await client.send(request)
-                await backend.wait_until(lambda b, n=number: len(b.requests) == n)  # type: ignore[misc]
-            await backend.wait_until(lambda b, n=number: b.num_cancelled == n, timeout_s=1)  # type: ignore[misc]
+                await backend.wait_until(lambda b, n=number: len(b.requests) == n)  # type: ignore[misc]  # bound early
+            await backend.wait_until(lambda b, n=number: b.num_cancelled == n, timeout_s=1)  # type: ignore[misc]  # bound early
         await leaks.check()
 
 

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -47,8 +48,8 @@ def compile_tool(name: str, folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def process(*command: object, **options: object) -> AsyncIterator[asyncio.subprocess.Process]:
-    started = await asyncio.create_subprocess_exec(*map(str, command), **options)  # type: ignore[arg-type]
+async def process(*command: object, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    started = await asyncio.create_subprocess_exec(*map(str, command), **options)
     try:
         yield started
     finally:

@@ -55,7 +55,7 @@ async def test_backends_come_and_go_with_the_answers_of_a_source() -> None:
     fleet, source = make_fleet(), ScriptedSource("http://a:1", "http://b:1")
     discovery = make_discovery(fleet, source)
     await discovery.look()
-    stays = fleet.view.get(next(one for one in fleet.view.backends if one.startswith("b")))  # type: ignore[arg-type]
+    stays = fleet.view.get(next(one for one in fleet.view.backends if one.startswith("b")))
     source.urls = ("http://b:1", "http://c:1")
     await discovery.look()
     assert urls(fleet) == {"http://b:1", "http://c:1"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.errors import NotFound
@@ -29,8 +31,8 @@ class World:
             wall_clock=lambda: self.wall_s,
         )
 
-    def add(self, backend_id: BackendId, url: str = "http://127.0.0.1:1", **fields: object) -> None:
-        self.fleet.add(Backend(backend_id=backend_id, base_url=url, **fields))  # type: ignore[arg-type]
+    def add(self, backend_id: BackendId, url: str = "http://127.0.0.1:1", **fields: Any) -> None:
+        self.fleet.add(Backend(backend_id=backend_id, base_url=url, **fields))
 
     def bring_up(self, backend_id: BackendId) -> None:
         self.fleet.observe_probe(backend_id, Outcome.SUCCESS)

@@ -57,9 +57,8 @@ def run_compute_sanitizer() -> dict[str, str]:
 
 def measure(device_name: str, *, tiny: bool) -> dict[str, object]:
     """Time the kernels and the Llama-shaped models; tiny sizes only show that this script works."""
-    import kernel_timings
-    import llama_shape
     import torch
+    from gpu import kernel_timings, llama_shape
 
     from paged_kv.arena import free_memory_bytes
 

@@ -4,11 +4,11 @@ Layers are taken in turn, so that what one call reads is not in the cache when i
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from stopwatch import time_calls
+from gpu.stopwatch import time_calls
 from torch.nn.functional import scaled_dot_product_attention
 
 from paged_kv.arena import KVArena
@@ -141,7 +141,7 @@ class Case:
         half = self.layout.num_blocks // 2
         targets, sources = (ids[: 2 * half] * self.layout.block_bytes).chunk(2)
         storage = self.arena.tensor()
-        cases = (
+        cases: tuple[tuple[str, int, Callable[[int], object]], ...] = (
             ("paged_decode", self.layer_kv_bytes,
              lambda i: self.backend.attend(i % layers, query, new, new, self.step)),
             ("write_kv", prompt_bytes + self.layer_kv_bytes,

@@ -24,7 +24,7 @@ def read_back(families: list[Series[Any]], content_type: str) -> dict[tuple[str,
 
 
 @given(st.dictionaries(st.tuples(st.text(), st.text()), st.integers(0, 10**9).map(float), max_size=5))
-def test_hostile_label_values_come_back_as_they_are(cells: dict[tuple[str, ...], float]) -> None:
+def test_hostile_label_values_come_back_as_they_are(cells: dict[str | tuple[str, ...], float]) -> None:
     """Quotes, backslashes, line breaks and braces in a value neither break a line nor forge one."""
     counter = Counter("homing_x", "text", "backend", "code")
     counter.update(cells)

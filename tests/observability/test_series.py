@@ -43,7 +43,7 @@ def test_every_observation_is_in_one_bucket(values: list[float]) -> None:
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9).map(float)), max_size=4))
-def test_counters_add_up_over_processes(parts: list[dict[str, float]]) -> None:
+def test_counters_add_up_over_processes(parts: list[dict[str | tuple[str, ...], float]]) -> None:
     """The whole is the sum of its parts, label by label, and merging leaves each part as it was."""
     own = Counter("homing_x", "text", "label")
     own["a"] += 5

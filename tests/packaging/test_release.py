@@ -41,7 +41,7 @@ ALLOWED = re.compile(r"BSD|MIT|ISC|Zlib|Apache|PSF|Python Software Foundation|MP
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [BIN / "hatchling", "build", "--directory", str(folder)]
+    command = [str(BIN / "hatchling"), "build", "--directory", str(folder)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     return folder

@@ -55,7 +55,7 @@ async def until_served(world: GatewayWorld, number: int) -> None:
 
 def texts(world: GatewayWorld, backend: int = 0) -> list[Any]:
     """What the backend was asked, in order."""
-    return [request.json["messages"][-1]["content"] for request in world.backends[backend].requests]  # type: ignore[index]
+    return [request.json["messages"][-1]["content"] for request in world.backends[backend].requests]
 
 
 async def test_a_full_gateway_serves_follow_ups_first_and_each_kind_in_order() -> None:

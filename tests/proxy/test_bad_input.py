@@ -123,4 +123,4 @@ async def test_a_hostile_request_id_is_replaced() -> None:
         hostile = await world.chat(headers={"x-request-id": "${jndi:ldap://x} " + "a" * 300})
         assert hostile.headers["x-request-id"].startswith("req-")
         seen = [one.header("x-request-id") for backend in world.backends for one in backend.requests]
-        assert sorted(seen) == sorted(["my-id-1", hostile.headers["x-request-id"]])  # type: ignore[type-var]
+        assert sorted(seen) == sorted(["my-id-1", hostile.headers["x-request-id"]])  # type: ignore[type-var]  # None fails

@@ -11,6 +11,8 @@ import pytest
 from fakes import backend as fake
 from fakes.gateway_world import GatewayWorld
 
+from gateway.values import BackendId
+
 
 async def bind(world: GatewayWorld, count: int) -> dict[str, str]:
     """Sessions and their homes."""
@@ -33,7 +35,7 @@ async def test_a_drain_moves_sessions_at_their_next_turn_and_spreads_them() -> N
         assert not answer.json()["drain"]["is_drained"]
         for number in range(20):
             assert (await world.chat(f"new-{number}")).headers["x-homing-backend"] != "b0"
-        moved = collections.Counter()
+        moved: collections.Counter[str] = collections.Counter()
         for session in leaving:
             first, second = await world.chat(session), await world.chat(session)
             assert (first.headers["x-homing-affinity"], first.headers["x-homing-reason"]) == (
@@ -56,7 +58,7 @@ async def test_running_streams_finish_on_a_draining_backend() -> None:
         home = (await world.chat("alice")).headers["x-homing-backend"]
         world.backends[int(home[1:])].default = fake.stream(event, b"data: [DONE]\n\n", gates={1: gate})
         running = asyncio.ensure_future(world.chat("alice", stream=True))
-        await world.wait_for(lambda: world.gateway.router.in_flight(home) == 1)  # type: ignore[arg-type]
+        await world.wait_for(lambda: world.gateway.router.in_flight(BackendId(home)) == 1)
         await world.admin.post(f"/admin/v1/backends/{home}/drain")
         assert (await show(world, home))["drain"]["in_flight"] == 1
         gate.set()
@@ -102,7 +104,7 @@ async def test_a_removed_backend_loses_exactly_its_own_sessions() -> None:
         spec = {"id": "b0", "url": world.backends[0].base_url, "engine": "vllm"}
         assert (await world.admin.post("/admin/v1/backends", json=spec)).status_code == 201
         await world.wait_for(lambda: world.state(0) == "ready")
-        fresh = collections.Counter()
+        fresh: collections.Counter[str] = collections.Counter()
         for number in range(250):
             fresh[(await world.chat(f"fresh-{number}")).headers["x-homing-backend"]] += 1
         assert 20 <= fresh["b0"] <= 80  # its fair share would be 50, had it not begun slowly

@@ -99,8 +99,8 @@ async def test_a_restart_between_two_turns_is_noticed_by_its_epoch() -> None:
     async with GatewayWorld(num_backends=2) as world:
         home = await home_of(world, "alice")
         world.backends[home].start_time_s = 9_000.0
-        backend_id = f"b{home}"
-        await world.wait_for(lambda: world.gateway.fleet.view.backends[backend_id].epoch == 9_000)  # type: ignore[index]
+        backend_id = BackendId(f"b{home}")
+        await world.wait_for(lambda: world.gateway.fleet.view.backends[backend_id].epoch == 9_000)
         first, second = await world.chat("alice"), await world.chat("alice")
         assert first.headers["x-homing-affinity"] == "moved"
         assert first.headers["x-homing-reason"] == "home_restarted"
@@ -295,7 +295,7 @@ async def test_models_are_the_union_of_the_reachable() -> None:
     """B34: one dead backend never breaks the list of models; with none ready it is 503."""
     async with GatewayWorld(num_backends=2) as world:
         world.backends[1].model = "other-model"
-        world.gateway.fleet.observe_models("b1", frozenset({"other-model"}))  # type: ignore[arg-type]
+        world.gateway.fleet.observe_models(BackendId("b1"), frozenset({"other-model"}))
         listed = (await world.client.get("/v1/models")).json()["data"]
         assert [one["id"] for one in listed] == ["fake-model", "other-model"]
         await world.backends[1].stop()

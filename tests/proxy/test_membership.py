@@ -37,7 +37,7 @@ async def test_an_added_backend_gets_its_share_at_once_and_disturbs_nobody() -> 
         await world.wait_for(lambda: world.state(3) == "ready")
         for session, home in homes.items():
             assert (await world.chat(session)).headers["x-homing-backend"] == home
-        fresh = collections.Counter()
+        fresh: collections.Counter[str] = collections.Counter()
         for number in range(120):
             fresh[(await world.chat(f"new-{number}")).headers["x-homing-backend"]] += 1
         assert 12 <= fresh["b3"] <= 48

@@ -13,6 +13,7 @@ from fakes.gateway_world import GatewayWorld
 from fakes.redis_server import RedisProcess, redis_server, require_redis_server
 
 from gateway.sessions.store import BreakerState
+from gateway.values import BackendId
 
 pytestmark = pytest.mark.redis
 NUM_SESSIONS, NUM_TURNS = 100, 10
@@ -121,12 +122,13 @@ async def test_a_drain_ordered_at_one_replica_holds_at_the_other(redis: RedisPro
     async with GatewayWorld(num_backends=2, num_gateways=2, **shared(redis)) as world:
         await world.admins[0].post("/admin/v1/backends/b0/drain", json={"deadline_s": 60})
         view = world.gateways[1].fleet
-        await world.wait_for(lambda: view.view.backends["b0"].state.value == "draining", 30.0)  # type: ignore[index]
+        b0 = BackendId("b0")
+        await world.wait_for(lambda: view.view.backends[b0].state.value == "draining", 30.0)
         for number in range(20):
             answer = await world.chat(f"new-{number}", at=1)
             assert answer.headers["x-homing-backend"] == "b1"
         await world.admins[0].post("/admin/v1/backends/b0/undrain")
-        await world.wait_for(lambda: view.view.backends["b0"].state.value == "ready", 30.0)  # type: ignore[index]
+        await world.wait_for(lambda: view.view.backends[b0].state.value == "ready", 30.0)
 
 
 async def test_a_paused_redis_costs_one_budget_and_then_nothing(redis: RedisProcess) -> None:

@@ -17,6 +17,8 @@ from fakes import backend as fake
 from fakes.gateway_world import GatewayWorld
 from fakes.redis_server import RedisProcess, redis_server, require_redis_server
 
+from gateway.values import BackendId
+
 KEYS = {"a": "key-of-tenant-a-0001", "b": "key-of-tenant-b-0001"}
 ENVIRON = {"A_KEYS": KEYS["a"], "B_KEYS": KEYS["b"], "BACKEND_KEY": "key-of-the-backend"}
 HELLO = [{"role": "user", "content": "hello"}]
@@ -86,7 +88,8 @@ async def test_the_backends_key_replaces_the_clients() -> None:
     """Checked here, replaced there."""
     async with GatewayWorld(1, environ=ENVIRON, tenants=tenants()) as world:
         settings = world.gateway.config.backends[0]
-        world.gateway.fleet.add(world.gateway.fleet.view.backends["b0"], api_key=ENVIRON["BACKEND_KEY"])  # type: ignore[index]
+        backend = world.gateway.fleet.view.backends[BackendId("b0")]
+        world.gateway.fleet.add(backend, api_key=ENVIRON["BACKEND_KEY"])
         assert settings.api_key_env is None
         await world.chat("s", headers=as_tenant("a"))
         assert received(world)[0].header("authorization") == f"Bearer {ENVIRON['BACKEND_KEY']}"
@@ -184,11 +187,11 @@ async def test_a_tenant_with_priority_is_served_first() -> None:
         for number, name in enumerate(("a", "a", "b")):
             chat = world.chat(f"s{number}", text=f"{name}{number}", headers=as_tenant(name))
             tasks.append(asyncio.ensure_future(chat))
-            await world.wait_for(lambda number=number: world.gateway.proxy.num_in_flight == number + 1)
+            await world.wait_for(lambda: world.gateway.proxy.num_in_flight == len(tasks))
         await world.wait_for(lambda: world.gateway.admission.room.num_waiting == 2)
         gate.set()
         assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 3
-        order = [request.json["messages"][0]["content"] for request in received(world)]  # type: ignore[index]
+        order = [request.json["messages"][0]["content"] for request in received(world)]
         assert order == ["a0", "b2", "a1"]
 
 

@@ -65,7 +65,7 @@ async def test_identical_prompts_of_two_tenants_share_nothing(world: GatewayWorl
 
     The first tenant finds its own prompt again each time; the second finds nothing of it.
     """
-    salt = world.gateway.authentication.gatekeeper.directory.named("a").cache_salt  # type: ignore[union-attr]
+    salt = world.gateway.authentication.gatekeeper.directory.named("a").cache_salt  # type: ignore[union-attr]  # None fails
     variants: dict[str, Any] = {
         "none": lambda prompt: body(prompt),
         "own": lambda prompt: body(prompt, cache_salt="own"),

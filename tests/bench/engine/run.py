@@ -17,11 +17,14 @@ import time
 from pathlib import Path
 
 import torch
-from driver import EngineFailed, RunningEngine
-from engines import ENGINES, Engine, install, is_installed
-from machine import MemoryProbe, OtherLoad, describe
-from report import Results, speed, write_report
-from workload import QUICK, Encode, Kind, Sizes, Step, make_steps
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.engine.driver import EngineFailed, RunningEngine
+from bench.engine.engines import ENGINES, Engine, install, is_installed
+from bench.engine.machine import MemoryProbe, OtherLoad, describe
+from bench.engine.report import Results, speed, write_report
+from bench.engine.workload import QUICK, Encode, Kind, Sizes, Step, make_steps
 
 from engine_adapter.engine.checkpoint.model_store import DEFAULT_MODEL_ID, prepare_model
 from engine_adapter.engine.core.config import fast_dtype

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from stopwatch import Generate, Stopwatch, serve
+from bench.engine.stopwatch import Generate, Stopwatch, serve
 
 from engine_adapter.engine.core.config import EngineConfig
 from engine_adapter.engine.core.llm_engine import LLMEngine

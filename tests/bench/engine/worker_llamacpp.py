@@ -12,7 +12,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from stopwatch import Generate, Stopwatch, serve
+from bench.engine.stopwatch import Generate, Stopwatch, serve
 
 
 def make(options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:

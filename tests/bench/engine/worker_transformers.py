@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from stopwatch import Generate, Stopwatch, serve
+from bench.engine.stopwatch import Generate, Stopwatch, serve
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -28,11 +28,9 @@ def make(options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         options["model"], dtype=DTYPES[options["dtype"]]
     )
-    model.eval()  # type: ignore[no-untyped-call]  # the library types it in part
+    model.eval()
     # Greedy, and no token ends the text: every engine shall compute the same number.
-    model.generation_config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]  # as above
-        do_sample=False, pad_token_id=0
-    )
+    model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0)
 
     def generate(prompts: list[list[int]], num_tokens: int, watch: Stopwatch) -> None:
         ids = torch.tensor(prompts)

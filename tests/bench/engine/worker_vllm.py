@@ -10,7 +10,7 @@ import itertools
 from importlib.metadata import version
 from typing import Any
 
-from stopwatch import Generate, Stopwatch, serve
+from bench.engine.stopwatch import Generate, Stopwatch, serve
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 

@@ -44,7 +44,7 @@ class Peer:
             return
         venv = venv_of(self, cache)
         subprocess.run([self.python, "-m", "venv", venv], check=True)
-        pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", self.package]
+        pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", self.package]
         subprocess.run(pip, check=True, timeout=900)
         (venv / "installed").touch()
 

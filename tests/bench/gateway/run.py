@@ -16,16 +16,19 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bodies import write_bodies
-from measure import SCENARIOS, Scenario, measure, run_load, set_engine, stop, wait_ready
-from peers import BACKEND_PORTS, PEERS, Peer, homing_under, start
-from report import Runs, write_report
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gateway.bodies import write_bodies
+from bench.gateway.measure import SCENARIOS, Scenario, measure, run_load, set_engine, stop, wait_ready
+from bench.gateway.peers import BACKEND_PORTS, PEERS, Peer, homing_under, start
+from bench.gateway.report import Runs, write_report
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "homing" / "bench"
