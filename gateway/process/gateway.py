@@ -24,7 +24,7 @@ from gateway.admin.process_operations import describe_replica
 from gateway.config.config import Config, ConfigError, key_secret
 from gateway.config.reload import Reloader
 from gateway.downstream.refusal import Refusal
-from gateway.downstream.server import make_server
+from gateway.downstream.server import ClientServer
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.discovery_sources import make_sources
 from gateway.fleet.engine_metrics import EngineReport
@@ -229,7 +229,7 @@ class Gateway:
             if self.config.sessions.store == "redis":
                 self.replica_sync.start()
             contexts = read_contexts(self.config)
-            server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
+            server = ClientServer(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
             self.port = await self._servers.open_data(server, self.config, contexts)
             if self.config.admin.is_enabled:
                 application = self._admin_application()

@@ -54,9 +54,7 @@ class RelayServer:
 
     async def start(self) -> None:
         self.pool = UpstreamPool(self._base_url, self._upstream_settings)
-        self._server = ClientServer(
-            self._handle, self._downstream_settings, on_refusal=self.refusals.append
-        )
+        self._server = ClientServer(self._handle, self._downstream_settings, on_refusal=self.refusals.append)
         self._listening = await asyncio.get_running_loop().create_server(self._server, "127.0.0.1", 0)
         self.port = self._listening.sockets[0].getsockname()[1]
 
