@@ -32,11 +32,17 @@ END_OF_HEAD: Final = b"\r\n\r\n"
 MIN_HEAD_LIMIT_BYTES: Final = 65_536
 """Whole heads up to this size are read whatever the limits of a line and a field are."""
 
-_HOST, _LENGTH, _CODING, _CONNECTION = 1, 2, 3, 4
+_HOST, _LENGTH, _CODING, _CONNECTION, _REQUEST_ID, _ENCODING = 1, 2, 3, 4, 5, 6
 _ROLES: Final = HeaderNames(
-    {b"host": _HOST, b"content-length": _LENGTH, b"transfer-encoding": _CODING, b"connection": _CONNECTION}
-    .get
-)  # fmt: skip
+    {
+        b"host": _HOST,
+        b"content-length": _LENGTH,
+        b"transfer-encoding": _CODING,
+        b"connection": _CONNECTION,
+        b"x-request-id": _REQUEST_ID,
+        b"content-encoding": _ENCODING,
+    }.get
+)
 
 
 class HeadLimits:
@@ -68,6 +74,7 @@ class RequestHead:
 
     __slots__ = (
         "_headers",
+        "content_encoding",
         "content_length",
         "is_chunked",
         "is_http11",
@@ -75,12 +82,15 @@ class RequestHead:
         "method",
         "raw_headers",
         "raw_path",
+        "request_id",
     )
 
     def __init__(self, raw: bytes, limits: HeadLimits) -> None:
         """`raw` begins with the request line and ends with the empty line. Raises Refused."""
         self.raw_headers: list[tuple[bytes, bytes]] = []  # as received, without the space around values
         self._headers: CIMultiDictProxy[str] | None = None
+        self.request_id: bytes | None = None
+        self.content_encoding: str | None = None
         if len(raw) > limits.max_head_bytes:
             raise Refused(head_too_large(limits.max_head_bytes))
         line_end = raw.find(b"\r\n")
@@ -153,6 +163,10 @@ class RequestHead:
                 continue
             if role == _HOST:
                 num_hosts += 1
+            elif role == _REQUEST_ID:
+                self.request_id = value
+            elif role == _ENCODING:
+                self.content_encoding = value.decode("latin-1")
             elif role == _CONNECTION:
                 connection += b"," + value
             elif length is not None or is_chunked:

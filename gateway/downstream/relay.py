@@ -37,7 +37,6 @@ class ClientRelay:
         "_has_bodyless_answer",
         "_held_head",
         "_is_chunked",
-        "_is_event_stream",
         "_is_finished",
         "_keeps_alive",
         "_observer",
@@ -48,6 +47,7 @@ class ClientRelay:
         "_transport",
         "bytes_sent",
         "has_started",
+        "is_event_stream",
     )
 
     def __init__(self, request: ClientRequest, observer: Callable[[bytes], None] | None = None) -> None:
@@ -65,7 +65,7 @@ class ClientRelay:
         self._held_head = b""
         self._is_chunked = False
         self._content_length: int | None = None
-        self._is_event_stream = False
+        self.is_event_stream = False
         self._has_bodyless_answer = False
         self._is_finished = False
         self._keeps_alive = False
@@ -93,7 +93,7 @@ class ClientRelay:
         """
         assert not self.has_started
         self.has_started = True
-        self._is_event_stream = is_event_stream
+        self.is_event_stream = is_event_stream
         framing = self._choose_framing(status, content_length)
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
         lines += [b"%b: %b\r\n" % header for header in headers]
@@ -125,7 +125,7 @@ class ClientRelay:
 
         Returns False, and sends nothing, when this is not the place.
         """
-        if not (self._is_event_stream and self._can_add_bytes()) or self._is_finished:
+        if not (self.is_event_stream and self._can_add_bytes()) or self._is_finished:
             return False
         if self.bytes_sent and not self._tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
             return False

@@ -14,8 +14,7 @@ import asyncio
 from collections.abc import Iterable
 
 from gateway.downstream.request import ClientRequest, Connection
-from gateway.upstream.answer import Carrier
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.answer import Carrier, UpstreamAnswer
 
 _HEAD = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
 
@@ -31,7 +30,9 @@ def wants_websocket(request: ClientRequest) -> bool:
     )
 
 
-async def tunnel(request: ClientRequest, exchange: Exchange, headers: Iterable[tuple[bytes, bytes]]) -> None:
+async def tunnel(
+    request: ClientRequest, exchange: UpstreamAnswer, headers: Iterable[tuple[bytes, bytes]]
+) -> None:
     """Answer 101 with the backend's end-to-end `headers` and pass bytes both ways until one side ends.
 
     Raises ConnectionResetError when the client has gone, UpstreamReset when the backend has. Cancelling

@@ -206,7 +206,7 @@ class Gateway:
             presence=presence,
             journal=self.journal,
             tenant_named=lambda name: self.authentication.gatekeeper.directory.named(name),
-            num_in_flight=lambda: len(self.in_flight.tasks),
+            num_in_flight=lambda: len(self.in_flight),
             reload=self.reloader.reload,
             environ=self._environ,
             clock=self._clock,
@@ -274,8 +274,8 @@ class Gateway:
         """Wait for running answers; at the deadline tell the streams in band why they end."""
         if timeout_s > 0:
             await self.in_flight.wait_idle(timeout_s)
-        if self.in_flight.tasks:
-            log_event("drain_deadline", in_flight=len(self.in_flight.tasks))
+        if len(self.in_flight):
+            log_event("drain_deadline", in_flight=len(self.in_flight))
             await self.in_flight.end_all()
 
     # -- reload
@@ -325,7 +325,6 @@ class Gateway:
 
     def _make_intake(self, config: Config) -> Intake:
         return Intake(
-            config,
             reader=self.reader,
             key_watch=self.key_watch,
             gatekeeper=self.authentication.gatekeeper,

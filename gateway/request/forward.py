@@ -80,9 +80,7 @@ class Forwarder:
         if outcome is not Outcome.SUCCESS:  # a good one counts when the answer is complete
             self._fleet.observe_outcome(backend_id, outcome, f"status_{status}")
         if status in self._failover.retry_statuses and self.has_alternative(turn):
-            return UpstreamUnavailable(
-                f"backend {backend_id} answered {status}", retry_after_s=retry_after_s
-            )
+            return UpstreamUnavailable(f"backend {backend_id} answered {status}", retry_after_s=retry_after_s)
         return None
 
     def _retry_after(self, attempt: Attempt, backend_id: BackendId) -> float | None:

@@ -11,12 +11,13 @@ import contextlib
 from typing import Protocol
 
 from gateway.errors import GatewayError, ShuttingDown
+from gateway.request.turn import Turn
 
 
 class TurnOwner(Protocol):
     """The proxy that serves a turn, as far as ending it goes."""
 
-    def end(self, turn: object, error: GatewayError) -> None:
+    def end(self, turn: Turn, error: GatewayError) -> None:
         """End a request that is under way: a stream in band, any other with an error answer."""
 
 
@@ -24,16 +25,16 @@ class RequestsInFlight:
     """One entry per request. The proxy adds and discards; who stops the process waits."""
 
     def __init__(self) -> None:
-        self._owners: dict[object, TurnOwner] = {}
+        self._owners: dict[Turn, TurnOwner] = {}
         self._idle: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
         return len(self._owners)
 
-    def add(self, turn: object, owner: TurnOwner) -> None:
+    def add(self, turn: Turn, owner: TurnOwner) -> None:
         self._owners[turn] = owner
 
-    def discard(self, turn: object) -> None:
+    def discard(self, turn: Turn) -> None:
         self._owners.pop(turn, None)
         if not self._owners and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
@@ -49,5 +50,6 @@ class RequestsInFlight:
     async def end_all(self) -> None:
         """End what still runs, at the drain deadline: streams in band, the rest with a 503."""
         for turn, owner in tuple(self._owners.items()):
-            owner.end(turn, ShuttingDown("this gateway is shutting down; send the request again", retry_after_s=1))
+            message = "this gateway is shutting down; send the request again"
+            owner.end(turn, ShuttingDown(message, retry_after_s=1))
         await self.wait_idle(1.0)

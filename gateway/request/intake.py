@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gateway.downstream.request import ClientRequest
 from gateway.limits.allowance import estimated_tokens
 from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.request.body_helper import FactsReader
@@ -75,9 +74,7 @@ class Intake:
 
     async def _understand_apart(self, turn: Turn, options: ParseOptions) -> None:
         """The body is large: another process reads it."""
-        facts = await self._reader.read_apart(
-            turn.route.api, turn.request.raw_headers, turn.body, options
-        )
+        facts = await self._reader.read_apart(turn.route.api, turn.request.raw_headers, turn.body, options)
         waiting = self._judge(turn, facts)
         if waiting is not None:
             await waiting

@@ -157,7 +157,16 @@ class Journal:
             story.cached_tokens += cached_tokens
         reason = turn.placement.moved_reason or decision.reason
         story.turns.append(
-            (now_s, backend_id, turn.placement.affinity, reason, prompt_tokens, cached_tokens, ttft_s, turn.outcome.status)
+            (
+                now_s,
+                backend_id,
+                turn.placement.affinity,
+                reason,
+                prompt_tokens,
+                cached_tokens,
+                ttft_s,
+                turn.outcome.status,
+            )
         )
 
     def note_move(

@@ -8,9 +8,8 @@
     6 fail over  while nothing was sent to the client: back to 3 without the backends already tried
     7 record     always and exactly once: binding, gauges, usage, one access line
 
-Each step is a plain call over the `Turn`. A step that has to wait (the body is not complete, the store or a
-connection must be asked, a place is not free) returns a coroutine that completes it, and a task takes the turn
-over from there. An ordinary turn of a bound session needs neither task nor future: the steps run in the
+Each step is a plain call over the `Turn`. A step that has to wait (for the rest of the body, the store, a
+connection, a place) returns a coroutine that completes it, and a task takes the turn over from there. An ordinary turn of a bound session needs neither task nor future: the steps run in the
 client's read callback, the rest in the backend's.
 
 Invariants. A reservation is held from step 4 until the attempt has ended, however it ends. After the first
@@ -63,6 +62,10 @@ class Proxy:
         self._in_flight = parts.in_flight
         self._steps = (self.intake.read, self._look_up, self._admit, self._place, self._bind, self._forward)
         self._place_step = self._steps.index(self._place)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
 
     def serve(self, turn: Turn) -> None:
         """Answer one request through `turn.request`, now or later. Never raises."""
@@ -213,9 +216,7 @@ class Proxy:
         if reservation is None:
             return
         outcome = turn.outcome
-        was_answered = (
-            outcome.observer is not None and outcome.error is None and not outcome.is_client_gone
-        )
+        was_answered = outcome.observer is not None and outcome.error is None and not outcome.is_client_gone
         self._router.release(reservation, self._clock(), outcome.usage, completed=was_answered)
         if self._has_backend_gates:
             self._admission.leave_backend(reservation.backend_id)
@@ -436,7 +437,7 @@ class Proxy:
         """A fault of our own in a callback of the backend's connection."""
         attempt = turn.attempt
         if attempt is not None and attempt.relay is not None:
-            logging.getLogger(__name__).error("unforeseen error in request %s", turn.request_id, exc_info=error)
+            _log_fault(turn, error)
             self._break_off(turn, attempt.relay, GatewayError("internal error of the gateway"))
         else:
             self._refuse(turn, error)
@@ -459,7 +460,7 @@ class Proxy:
             self._finish(turn)
             return
         if not isinstance(error, GatewayError):
-            logging.getLogger(__name__).error("unforeseen error in request %s", turn.request_id, exc_info=error)
+            _log_fault(turn, error)
             error = GatewayError("internal error of the gateway")
         error.__traceback__ = None  # it leads to who holds the turn: leave no cycle to the collector
         turn.outcome.error, turn.outcome.status = error, error.status
@@ -484,4 +485,8 @@ class Proxy:
             self.intake.settle(turn)
             self._parts.recorder.record(turn, self._clock())
         except Exception as error:
-            logging.getLogger(__name__).error("cannot record request %s", turn.request_id, exc_info=error)
+            _log_fault(turn, error)
+
+
+def _log_fault(turn: Turn, error: Exception) -> None:
+    logging.getLogger(__name__).error("unforeseen error in request %s", turn.request_id, exc_info=error)

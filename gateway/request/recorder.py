@@ -151,7 +151,9 @@ class Recorder:
         metrics.duration.remember(now_s - turn.started_s, turn.api.value, trace.trace_id, wall_s)
         if outcome.first_token_s is not None:
             ttft_s = outcome.first_token_s - turn.started_s
-            metrics.time_to_first_token.remember(ttft_s, _turn_label(placement.binding), trace.trace_id, wall_s)
+            metrics.time_to_first_token.remember(
+                ttft_s, _turn_label(placement.binding), trace.trace_id, wall_s
+            )
 
 
 def _known_tokens(turn: Turn, decision: Decision) -> int:
@@ -165,7 +167,9 @@ def _recompute_cause(turn: Turn) -> str:
     """Why tokens that had been computed once were computed again. A metric label: bounded."""
     if turn.placement.affinity is Affinity.HIT:
         return "evicted"  # at home, and the home had let it go
-    return turn.placement.moved_reason or ("failover" if turn.placement.affinity is Affinity.FAILOVER else "prefix_gone")
+    return turn.placement.moved_reason or (
+        "failover" if turn.placement.affinity is Affinity.FAILOVER else "prefix_gone"
+    )
 
 
 def _turn_label(binding: Binding | None) -> str:

@@ -79,7 +79,7 @@ class SessionStore(Protocol):
         """The time, on the store's own clock, until which a request that starts now may wait for it."""
         ...
 
-    def peek(self, key: SessionKey) -> Binding | None | Unknown:
+    def peek(self, key: SessionKey) -> Binding | Unknown | None:
         """The home of this session if that is known without waiting. Does not extend the entry."""
         ...
 

@@ -113,9 +113,7 @@ async def fill(store: MemoryStore, num_sessions: int, chance: random.Random) -> 
         session = SessionKey(f"{chance.getrandbits(128):032x}")
         binding = await store.claim(session, names[number % 8], 1_700_000_000)
         assert binding is not None
-        store.renew(
-            session, binding, context_tokens=1000 + chance.randrange(100_000), num_turns=number % 50
-        )
+        store.renew(session, binding, context_tokens=1000 + chance.randrange(100_000), num_turns=number % 50)
 
 
 async def test_bytes_per_session() -> None:
