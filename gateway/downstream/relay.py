@@ -113,6 +113,7 @@ class ClientRelay:
             self._write(last_bytes)
         self._is_finished = True
         self._keeps_alive = False
+        self._source = None
         self._stop_watching()
         if self._is_chunked or self._content_length is not None:
             self._flush_head()  # written bytes leave; the missing last chunk, or length, tells

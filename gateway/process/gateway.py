@@ -329,6 +329,7 @@ class Gateway:
             key_watch=self.key_watch,
             gatekeeper=self.authentication.gatekeeper,
             limiter=self.limiter,
+            max_body_bytes=config.downstream.max_body_bytes,
             store_deadline=self.sessions.deadline,
         )
 

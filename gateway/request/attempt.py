@@ -45,7 +45,7 @@ class Attempt(UpstreamAnswer):
         self.request_head = b""  # as sent; kept until the head, to send it again on a fresh connection
 
     def abort(self) -> None:
-        self.turn = None
+        self.turn = self.relay = None  # they know us: leave no cycle to the collector
         super().abort()
 
     def on_head(self) -> None:

@@ -115,7 +115,7 @@ class Front:
         if not isinstance(error, GatewayError):
             logging.getLogger(__name__).error("unforeseen error in request %s", request_id, exc_info=error)
             error = GatewayError("internal error of the gateway")
-        error.__traceback__ = None  # it leads to this frame, which knows the error: a cycle with the body
+        error.forget_origin()
         self._count(api or Api.OTHER, error.status, error)
         cors_headers = self._cors_headers(request)
         refuse(request, api or dialect_of(request.raw_path), error, request_id, cors_headers)

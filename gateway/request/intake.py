@@ -31,10 +31,11 @@ class Intake:
         key_watch: KeyWatch,
         gatekeeper: Gatekeeper,
         limiter: TenantLimiter,
+        max_body_bytes: int,
         store_deadline: Callable[[], float],
     ) -> None:
         """`store_deadline` says until when a request that begins now may wait for the session store."""
-        self._store_deadline = store_deadline
+        self._store_deadline, self._max_body_bytes = store_deadline, max_body_bytes
         self._reader, self._key_watch = reader, key_watch
         self._gatekeeper, self._limiter = gatekeeper, limiter
         self.recognise, self.prove = gatekeeper.recognise, gatekeeper.prove
@@ -46,7 +47,7 @@ class Intake:
         """
         request = turn.request
         tenant = self._gatekeeper.recognise(request)
-        if tenant is None or not request.is_complete:
+        if tenant is None or not request.is_complete or len(request.body) > self._max_body_bytes:
             return self._receive(turn, tenant)
         turn.tenant, turn.body = tenant, request.body
         return self._understand(turn)

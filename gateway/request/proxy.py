@@ -278,7 +278,11 @@ class Proxy:
 
     def _forward(self, turn: Turn) -> Waiting | None:
         attempt = turn.attempt = Attempt(self, turn)
-        pool = self._forwarder.prepare(turn, attempt)
+        try:
+            pool = self._forwarder.prepare(turn, attempt)
+        except UpstreamError as error:  # the backend has just been removed
+            self._fail_attempt(turn, error)
+            return None
         if pool.start_on_idle(
             attempt, attempt.request_head, turn.sent_body, is_head_request=turn.request.method == "HEAD"
         ):
@@ -445,7 +449,7 @@ class Proxy:
     def _break_off(self, turn: Turn, relay: ClientRelay, error: GatewayError) -> None:
         """End a begun answer that cannot be completed: a stream says why, and nothing looks complete."""
         turn.outcome.error = error
-        error.__traceback__ = None  # it leads to who holds the turn: leave no cycle to the collector
+        error.forget_origin()
         observer = turn.outcome.observer
         is_explained = relay.is_event_stream and not (observer is not None and observer.is_complete)
         mid_event = observer is not None and observer.is_mid_event
@@ -462,7 +466,7 @@ class Proxy:
         if not isinstance(error, GatewayError):
             _log_fault(turn, error)
             error = GatewayError("internal error of the gateway")
-        error.__traceback__ = None  # it leads to who holds the turn: leave no cycle to the collector
+        error.forget_origin()
         turn.outcome.error, turn.outcome.status = error, error.status
         self._finish(turn)
         refuse(turn.request, turn.api, error, turn.request_id, turn.cors_headers)
