@@ -29,6 +29,10 @@ class GatewayError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
 
+    def forget_origin(self) -> None:
+        """Drop traceback and cause: they lead to frames that know who keeps this error, which is a cycle."""
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+
 
 class BadRequest(GatewayError):
     """The request cannot be understood; `param` names the offending field."""

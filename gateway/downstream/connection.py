@@ -1,19 +1,19 @@
-"""One client connection: aiohttp's request handler, plus what a long-lived relay needs to know of it.
+"""One client connection: bytes in, one request at a time to the handler, answers out.
 
-Three decisions live here, all in asyncio's documented protocol callbacks:
+Requests are served in order. While one is served, what follows it waits unparsed, and reading stops when that
+is more than `MAX_WAITING_BYTES`. `deadline_s` always says when the current phase is over; the server's clock
+compares it, so no phase can hang and no timer is made per request:
 
-*Back-pressure.* `pause_writing` and `resume_writing` hold the relay's source back; a client that takes
-nothing at all for `write_stall_timeout_s` is cut off.
+    idle, or a head that is not complete   keep_alive_timeout_s     -> closed; 408 when a head has begun
+    a body that is waited for              body_idle_timeout_s      -> 408
+    being answered                         never: that is the handler's business
+    the rest of what nobody wants          linger_s                 -> closed
+    closing                                write_stall_timeout_s    -> cut off when nothing moves
 
-*A client that sends FIN.* Two clients look alike: one that has gone (closed its socket) and one that only
-finished sending and waits for its answer. The first must stop the engine at once, the second must be
-served. The difference shows only when something is sent: the kernel of a gone client answers with a reset.
-So on FIN during a complete HTTP/1.1 request we send what a client must ignore: `100 Continue` before the
-answer (RFC 9110, 15.2: any client must be able to parse it; http.client skips no other interim status), an
-SSE comment inside an event stream; in any other body the next bytes do that work. The first probe draws
-the reset, the next write meets it, so probes follow each other quickly and then slow down; there are at
-most five, because Go's client refuses more interim answers. HTTP/1.0 and TLS have no such probe: there,
-and for a request that is not complete, FIN means gone.
+`stall_deadline_s` runs beside it while the client takes too little: one that takes nothing at all for
+`write_stall_timeout_s` is cut off. `pause_writing` and `resume_writing` hold the relay's source back.
+
+*A client that sends FIN* (see `half_close`) may have gone, or may have finished sending only.
 
 *A request that cannot be parsed* gets a JSON error and a closed connection; what the client is still
 sending is thrown away for `linger_s`, because closing with unread bytes would reset the connection and
@@ -25,288 +25,440 @@ Knows nothing of backends, sessions or API dialects.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Final, cast
 
-from aiohttp import HttpVersion11, web
-
-from gateway.downstream.refusal import (
-    TOO_MANY_CONNECTIONS,
-    Refusal,
-    RefusalResponse,
-    refusal_for,
-)
+from gateway.downstream.body import BrokenBody, ChunkedBody, SizedBody
+from gateway.downstream.half_close import HalfClose, can_be_probed
+from gateway.downstream.head import END_OF_HEAD, HeadLimits
+from gateway.downstream.refusal import FAILED, TOO_MANY_CONNECTIONS, Refusal, Refused, head_timeout
+from gateway.downstream.request import ClientRequest, Relay
 from gateway.downstream.settings import DownstreamSettings
 from gateway.upstream.lost_peer import notice_lost_peer
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-# Delays before each probe: the first at once, the second when a near client's reset is back, the rest
-# spread over the round trips of far ones.
-PROBE_DELAYS_S = (0.0, 0.01, 0.05, 0.25, 1.0)
-IDLE_AFTER_FIN_S = 0.05
+MAX_WAITING_BYTES: Final = 65_536
+"""How much of the requests behind the one being served, or of a body that nobody waits for, is read ahead."""
 
 # How many clients beyond the limit may linger; half of the descriptors that `server` keeps in reserve.
-NUM_TURNED_AWAY_GENTLY = 32
+NUM_TURNED_AWAY_GENTLY: Final = 32
 
+_CR: Final = 0x0D
 
-class Relay(Protocol):
-    """The answer under way on this connection, as far as the connection needs it."""
-
-    @property
-    def has_started(self) -> bool: ...
-
-    def hold_back(self) -> None: ...
-
-    def let_go(self) -> None: ...
-
-    def send_comment(self) -> bool: ...
-
-    def fail(self) -> None:
-        """End it so that it never looks complete; does nothing after its end."""
-
-    @property
-    def survives_fin(self) -> bool:
-        """A client that only finished sending may still want the rest."""
+Handler = Callable[[ClientRequest], None]
 
 
 class OpenConnections:
     """What all client connections of one server have in common."""
 
-    def __init__(self, limit: int) -> None:
-        self.count = 0
-        self.limit = limit
-        self.is_leaving = False  # each answer ends its connection, so that clients go elsewhere
-
-
-class ClientConnection(web.RequestHandler):
-    """Made by `server.make_server` for each accepted socket."""
-
-    __slots__ = (
-        "_half_closed_timer",
-        "_has_answer_begun",
-        "_has_new_input",
-        "_is_refusing",
-        "_num_probes",
-        "_on_refusal",
-        "_open",
-        "_settings",
-        "_stall_timer",
-        "_stalled_bytes",
-        "is_half_closed",
-        "relay",
-        "request",
-    )
-
     def __init__(
         self,
-        manager: web.Server,
-        *,
+        handler: Handler,
         settings: DownstreamSettings,
-        open_connections: OpenConnections,
+        *,
+        limit: int,
         on_refusal: Callable[[Refusal], None] | None,
-        **aiohttp_options: Any,
+        clock: Callable[[], float],
     ) -> None:
-        super().__init__(manager, **aiohttp_options)
-        self._settings = settings
-        self._on_refusal = on_refusal
-        self._open = open_connections
-        self._half_closed_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._num_probes = 0
-        self._has_answer_begun = False
-        self._has_new_input = False  # since the last handler began
-        self._is_refusing = False
-        self._stalled_bytes = 0
-        self.is_half_closed = False
-        self.request: web.BaseRequest | None = None  # being handled now
-        self.relay: Relay | None = None
+        self.handler, self.settings, self.on_refusal, self.clock = handler, settings, on_refusal, clock
+        self.head_limits = HeadLimits(settings)
+        self.all: set[ClientConnection] = set()
+        self.is_leaving = False  # each answer ends its connection, so that clients go elsewhere
+        self._limit = limit
+        self._on_count: Callable[[int], None] | None = None
 
-    # -- for the server
+    def watch(self, on_count: Callable[[int], None]) -> None:
+        """Tell `on_count` how many there are, whenever that changes."""
+        self._on_count = on_count
+
+    def add(self, connection: ClientConnection) -> int:
+        """Return by how many the limit is exceeded now."""
+        self.all.add(connection)
+        if self._on_count is not None:
+            self._on_count(len(self.all))
+        return len(self.all) - self._limit
+
+    def discard(self, connection: ClientConnection) -> None:
+        self.all.discard(connection)
+        if self._on_count is not None:
+            self._on_count(len(self.all))
+
+
+class ClientConnection(asyncio.Protocol):
+    """The protocol object of one socket. Made by the server for each accepted one."""
+
+    __slots__ = (
+        "_body_wanted_s",
+        "_half_close",
+        "_is_deaf",
+        "_is_reading_paused",
+        "_is_resuming",
+        "_open",
+        "_receiving",
+        "_stalled_bytes",
+        "_waiting",
+        "_waiting_at",
+        "deadline_s",
+        "is_writing_paused",
+        "relay",
+        "request",
+        "settings",
+        "stall_deadline_s",
+        "transport",
+    )
+
+    def __init__(self, open_connections: OpenConnections) -> None:
+        self._open = open_connections
+        self.settings = open_connections.settings
+        self.transport: asyncio.Transport | None = None
+        self.request: ClientRequest | None = None  # being served now
+        self.relay: Relay | None = None  # its answer, when one is under way
+        self._receiving: ClientRequest | None = None  # whose body is not complete
+        self._waiting = b""  # bytes behind that, from `_waiting_at` on
+        self._waiting_at = 0
+        self._is_resuming = False  # the next waiting request is about to begin
+        self._is_deaf = False  # what comes is thrown away
+        self._is_reading_paused = False
+        self._half_close: HalfClose | None = None  # the client has sent FIN, and is served still
+        self._body_wanted_s = 0.0
+        self._stalled_bytes = 0
+        self.is_writing_paused = False
+        self.deadline_s = self.stall_deadline_s = math.inf
+
+    def __repr__(self) -> str:
+        what = "served" if self.request is not None else "deaf" if self._is_deaf else "idle"
+        return f"<{type(self).__name__} {what}, {len(self._waiting) - self._waiting_at} bytes waiting>"
+
+    # -- for requests and relays
 
     @property
     def is_leaving(self) -> bool:
         return self._open.is_leaving
 
+    def want_body(self) -> None:
+        self._body_wanted_s = now_s = self._open.clock()
+        self.deadline_s = now_s + self.settings.body_idle_timeout_s
+        self._resume_reading()
+
+    def on_answered(self, *, keeps_alive: bool) -> None:
+        request, self.request, self.relay = self.request, None, None
+        if request is None:
+            return
+        request.on_gone = None
+        if self._half_close is not None:
+            self._half_close.stop()
+        if not keeps_alive:
+            has_unread = self._receiving is not None or self._is_reading_paused or bool(self._waiting)
+            self._end(lingers=has_unread)
+        elif self._receiving is not None:
+            self._skip_body(self._receiving)
+        else:
+            self._go_on()
+
+    def hand_over(self, protocol: asyncio.Protocol) -> bytes:
+        assert self.transport is not None
+        early, self._waiting, self._waiting_at = self._waiting[self._waiting_at :], b"", 0
+        self.transport.set_protocol(protocol)
+        self._resume_reading()
+        return early
+
+    # -- for the server
+
     @property
-    def sse_keepalive_s(self) -> float | None:
-        return self._settings.sse_keepalive_s
+    def is_idle(self) -> bool:
+        """Nothing is being served, and nothing waits to be."""
+        return not (self.request or self._receiving or self._is_resuming or self._is_deaf)
 
-    def begin(self, request: web.BaseRequest) -> None:
-        """A handler starts."""
-        self.request = request
-        self._has_answer_begun = False
-        self._has_new_input = False
-        if self.is_half_closed:
-            self._begin_half_closed(request)
+    def expire(self, now_s: float) -> None:
+        """A deadline has passed."""
+        transport = self.transport
+        if transport is None:
+            return
+        if transport.is_closing() or self.stall_deadline_s <= now_s:
+            self._check_stall(transport, now_s)
+        elif self.request is not None:
+            self.deadline_s = math.inf
+            self.request.time_body_out()
+        elif self._waiting and not self._is_deaf:
+            self._refuse(head_timeout(self.settings.keep_alive_timeout_s))
+        else:
+            self.close()
 
-    def end(self) -> None:
-        """The handler is done; its answer is written, or given to aiohttp."""
-        self._has_answer_begun = self.relay is not None and self.relay.has_started
-        self.request = None
-        self.relay = None
-        self._cancel_half_closed_timer()
-        if self.is_half_closed:
-            self._close_unless_a_request_follows()
+    def close(self) -> None:
+        """Close once everything written has left; `expire` cuts it off when that does not move."""
+        self._is_deaf = True
+        if self.transport is not None:
+            self._stalled_bytes = self.transport.get_write_buffer_size()
+            self.deadline_s = self._open.clock() + self.settings.write_stall_timeout_s
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Cut the connection off."""
+        if self.transport is not None:
+            self.transport.abort()
 
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        notice_lost_peer(transport.get_extra_info("socket"), self._settings.unacknowledged_timeout_s)
-        high = self._settings.write_buffer_bytes
-        cast(asyncio.Transport, transport).set_write_buffer_limits(high=high, low=high // 4)
-        self._open.count += 1
-        if self._open.count > self._open.limit:
-            self._turn_away()
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by type
+        notice_lost_peer(transport.get_extra_info("socket"), self.settings.unacknowledged_timeout_s)
+        high = self.settings.write_buffer_bytes
+        self.transport.set_write_buffer_limits(high=high, low=high // 4)
+        self.deadline_s = self._open.clock() + self.settings.keep_alive_timeout_s
+        excess = self._open.add(self)
+        if excess > 0:
+            self._refuse(TOO_MANY_CONNECTIONS, lingers=excess <= NUM_TURNED_AWAY_GENTLY)
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._open.count -= 1
-        self._cancel_half_closed_timer()
-        self._cancel_stall()
-        super().connection_lost(exc)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self.deadline_s = self.stall_deadline_s = math.inf
+        self._waiting, self._receiving = b"", None
+        if self._half_close is not None:
+            self._half_close.stop()
+        request, self.request, self.relay = self.request, None, None
+        self._open.discard(self)
+        if request is not None:
+            request.abandon()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refusing:
+        if self._is_deaf:
             return
-        self._has_new_input = True
-        super().data_received(data)
-
-    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio: bool | None; aiohttp narrows it
-        """FIN. True keeps our sending side open."""
-        super().eof_received()
-        request = self.request
-        if self.transport is None or not self._settings.probe_half_closed:
-            return False
-        if self.transport.get_extra_info("sslcontext") is not None:
-            return False
-        if request is None:
-            if not self._has_new_input:
-                return False
-            self._close_unless_a_request_follows()  # FIN right behind a request
-        elif _can_be_probed(request) and (self.relay is None or self.relay.survives_fin):
-            self._num_probes = 0
-            self._probe()
+        if self._receiving is not None:
+            self._take_body(self._receiving, data)
+        elif self.request is not None or self._is_resuming:
+            self._keep_waiting(data)
+        elif self._waiting:
+            scanned = max(1, len(self._waiting) - len(END_OF_HEAD) + 1)
+            data, self._waiting = self._waiting + data, b""
+            self._read_head(data, 0, scanned)
         else:
+            self._read_head(data, 0, 0)
+
+    def eof_received(self) -> bool:
+        """FIN. True keeps our sending side open."""
+        if not self._survives_fin():
+            self.close()
             return False
-        self.is_half_closed = True
+        self._half_close = HalfClose(self)
+        if self.request is not None:
+            self._half_close.begin()
         return True
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        assert self.transport is not None
+        self.is_writing_paused = True
+        self._stalled_bytes = self.transport.get_write_buffer_size()
+        self.stall_deadline_s = self._open.clock() + self.settings.write_stall_timeout_s
         if self.relay is not None:
             self.relay.hold_back()
-        self._watch_stall()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
-        self._cancel_stall()
+        self.is_writing_paused = False
+        self.stall_deadline_s = math.inf
         if self.relay is not None:
             self.relay.let_go()
 
-    # -- aiohttp's hook for requests it cannot parse and handlers that fail
+    # -- requests
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer with an OpenAI-shaped error, and close.
-
-        Raises ConnectionError, which makes aiohttp drop the connection, when an answer has begun.
-        """
-        refusal = refusal_for(status, exc)
-        if status >= 500:
-            self.logger.error("request_handler_failed", exc_info=exc)
-        if self._on_refusal is not None:
-            self._on_refusal(refusal)
-        if self._has_answer_begun or request.writer.output_size > 0:
-            raise ConnectionError("a part of the answer has been sent: no other one can follow")
-        self._is_refusing = True
-        return RefusalResponse(refusal, self._settings.linger_s)
-
-    def _turn_away(self) -> None:
-        """Say why there is no place, while there is a descriptor left to say it with.
-
-        A few at a time may send their request before the connection ends, so that they can read the answer.
-        """
-        if self._on_refusal is not None:
-            self._on_refusal(TOO_MANY_CONNECTIONS)
-        self._is_refusing = True
-        assert self.transport is not None
-        self.transport.write(TOO_MANY_CONNECTIONS.encode())
-        if self._open.count > self._open.limit + NUM_TURNED_AWAY_GENTLY:
-            self.transport.close()
-        else:
-            if self.transport.can_write_eof():
-                self.transport.write_eof()
-            loop = asyncio.get_running_loop()
-            self._half_closed_timer = loop.call_later(self._settings.linger_s, self._close_when_idle)
-
-    # -- half-closed clients
-
-    def _begin_half_closed(self, request: web.BaseRequest) -> None:
-        """A request that was complete before the FIN, or whose rest can never come."""
-        self._cancel_half_closed_timer()
-        if _can_be_probed(request):
-            self._num_probes = 0
-            self._probe()
-        elif not request.content.is_eof() and self.transport is not None:
-            self.transport.close()
-
-    def _probe(self) -> None:
-        self._half_closed_timer = None
-        if self.request is None or self.transport is None:
+    def _read_head(self, data: bytes, at: int, scanned: int) -> None:
+        """Begin the request whose head stands in `data` at `at`, where `scanned` bytes are known to be head."""
+        while data[at] == _CR and data.startswith(b"\r\n", at):  # RFC 9112, 2.2
+            at, scanned = at + 2, 0
+            if at == len(data):
+                return
+        end = data.find(END_OF_HEAD, at + scanned) + len(END_OF_HEAD)
+        try:
+            if end < len(END_OF_HEAD):
+                self._keep_unfinished(data[at:], is_new=not scanned)
+                return
+            request = ClientRequest(self, data[at:end], self._open.head_limits)
+        except Refused as refused:
+            self._refuse(refused.refusal)
             return
-        if self.relay is not None and self.relay.has_started:
-            self.relay.send_comment()
-        elif self.request.writer.output_size == 0:
-            self.transport.write(CONTINUE)
-        self._num_probes += 1
-        if self._num_probes < len(PROBE_DELAYS_S):
-            delay_s = PROBE_DELAYS_S[self._num_probes]
-            self._half_closed_timer = asyncio.get_running_loop().call_later(delay_s, self._probe)
-
-    def _close_unless_a_request_follows(self) -> None:
-        """Requests pipelined before the FIN are still to be served; they begin within a loop turn or two."""
-        loop = asyncio.get_running_loop()
-        self._half_closed_timer = loop.call_later(IDLE_AFTER_FIN_S, self._close_when_idle)
-
-    def _close_when_idle(self) -> None:
-        self._half_closed_timer = None
-        if self.request is None and self.transport is not None:
-            self.transport.close()
-
-    def _cancel_half_closed_timer(self) -> None:
-        if self._half_closed_timer is not None:
-            self._half_closed_timer.cancel()
-            self._half_closed_timer = None
-
-    # -- clients that stop reading
-
-    def _watch_stall(self) -> None:
-        assert self.transport is not None
-        self._stalled_bytes = self.transport.get_write_buffer_size()
-        loop = asyncio.get_running_loop()
-        self._stall_timer = loop.call_later(self._settings.write_stall_timeout_s, self._on_stall)
-
-    def _on_stall(self) -> None:
-        self._stall_timer = None
-        if self.transport is None:
+        self.deadline_s = math.inf
+        num_bytes = request.content_length
+        if num_bytes and end + num_bytes <= len(data):
+            request.body = data[end : end + num_bytes]
+            end += num_bytes
+        elif num_bytes or request.is_chunked:
+            self._begin_body(request, data[end:])
+            self._serve(request)
             return
-        if self.transport.get_write_buffer_size() < self._stalled_bytes:
-            self._watch_stall()  # slow, but moving
+        request.is_complete = True
+        if end < len(data):
+            self._waiting, self._waiting_at = data, end
+        self._serve(request)
+
+    def _keep_unfinished(self, head: bytes, *, is_new: bool) -> None:
+        """Keep the beginning of a head. Raises Refused for one that cannot become good."""
+        if head != b"\r":
+            self._open.head_limits.check_unfinished(head)
+            if is_new:
+                self.deadline_s = self._open.clock() + self.settings.keep_alive_timeout_s
+        self._waiting, self._waiting_at = head, 0
+
+    def _serve(self, request: ClientRequest) -> None:
+        self.request = request
+        if self._half_close is not None:
+            if not request.is_complete:
+                self.close()  # the rest can never come
+                return
+            if request.is_http11:
+                self._half_close.begin()
+        try:
+            self._open.handler(request)
+        except Exception:
+            logging.getLogger(__name__).exception("request_handler_failed")
+            if self.request is request:
+                self._refuse(FAILED)
+            else:
+                self.abort()
+
+    def _go_on(self) -> None:
+        """Make way for the next request."""
+        if self._waiting:
+            self._is_resuming = True
+            asyncio.get_running_loop().call_soon(self._resume)
+            return
+        if self._is_reading_paused:
+            self._resume_reading()
+        if self._half_close is not None:
+            self.close()
         else:
-            self.transport.abort()
+            self.deadline_s = self._open.clock() + self.settings.keep_alive_timeout_s
 
-    def _cancel_stall(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+    def _resume(self) -> None:
+        """Begin the next request that waits: one per turn of the loop, for the others' sake."""
+        self._is_resuming = False
+        if self.transport is None or self._is_deaf:
+            return
+        data, at = self._waiting, self._waiting_at
+        self._waiting, self._waiting_at = b"", 0
+        self.deadline_s = self._open.clock() + self.settings.keep_alive_timeout_s
+        self._read_head(data, at, 0)
+        if len(self._waiting) - self._waiting_at <= MAX_WAITING_BYTES:
+            self._resume_reading()
+        if self._half_close is not None and self.request is None and not self._is_resuming:
+            self.close()
 
+    def _keep_waiting(self, data: bytes) -> None:
+        """Bytes behind the request that is being served."""
+        self._waiting, self._waiting_at = self._waiting[self._waiting_at :] + data, 0
+        if len(self._waiting) > MAX_WAITING_BYTES:
+            self._pause_reading()
 
-def _can_be_probed(request: web.BaseRequest) -> bool:
-    """Complete, HTTP/1.1, and not being answered by aiohttp's own writer."""
-    return request.content.is_eof() and request.version >= HttpVersion11 and request.writer.output_size == 0
+    # -- bodies that do not come with their head
+
+    def _begin_body(self, request: ClientRequest, data: bytes) -> None:
+        length = request.content_length
+        request.incoming = SizedBody(length) if length is not None else ChunkedBody()
+        self.request = self._receiving = request
+        if data:
+            self._take_body(request, data)
+
+    def _take_body(self, request: ClientRequest, data: bytes) -> None:
+        incoming = request.incoming
+        assert incoming is not None
+        try:
+            end = incoming.feed(data)
+        except BrokenBody:
+            self._give_body_up(request)
+            return
+        if incoming.is_complete:
+            self._receiving = None
+            self.deadline_s = math.inf
+            if end < len(data):
+                self._waiting, self._waiting_at = data, end
+            request.complete_body()
+            if self.request is None:  # it was answered before
+                self._go_on()
+        elif request.is_wanted:
+            now_s = self._open.clock()
+            self.deadline_s = now_s + self.settings.body_idle_timeout_s
+            request.check_body(now_s - self._body_wanted_s)
+        elif self.request is not None and incoming.num_bytes > MAX_WAITING_BYTES:
+            self._pause_reading()
+
+    def _give_body_up(self, request: ClientRequest) -> None:
+        """Where the body ends cannot be known, so nothing behind it can be read."""
+        self._is_deaf = True
+        self.deadline_s = math.inf
+        request.break_body()
+        if self.request is None:  # it was answered before
+            self._end(lingers=True)
+
+    def _skip_body(self, request: ClientRequest) -> None:
+        """The answer did not need the body: throw the rest away, if that does not take too long."""
+        assert request.incoming is not None
+        request.incoming.discard()
+        self.deadline_s = self._open.clock() + self.settings.linger_s
+        self._resume_reading()
+
+    # -- ends
+
+    def _refuse(self, refusal: Refusal, *, lingers: bool = True) -> None:
+        """Answer instead of the handler, and close. Where an answer has begun, no other one can follow."""
+        if self._open.on_refusal is not None:
+            self._open.on_refusal(refusal)
+        has_answer = self.relay is not None
+        self.request = self.relay = None
+        if self.transport is None or has_answer:
+            self.abort()
+            return
+        self.transport.write(refusal.encode())
+        self._end(lingers=lingers)
+
+    def _end(self, *, lingers: bool) -> None:
+        """Close; before that, read for a while what the client is still sending, so that it reads our answer."""
+        self._is_deaf = True
+        self._waiting, self._receiving = b"", None
+        transport = self.transport
+        if transport is None:
+            return
+        if (
+            not lingers
+            or self.settings.linger_s == 0
+            or transport.is_closing()
+            or not transport.can_write_eof()
+        ):
+            self.close()
+            return
+        transport.write_eof()
+        self.deadline_s = self._open.clock() + self.settings.linger_s
+        self._resume_reading()
+
+    def _survives_fin(self) -> bool:
+        """Whether a client that has sent FIN may still be served."""
+        transport = self.transport
+        if transport is None or self._is_deaf or not self.settings.probe_half_closed:
+            return False
+        if transport.get_extra_info("sslcontext") is not None:
+            return False
+        if self.request is None:
+            return self._is_resuming
+        return can_be_probed(self.request, self.relay)
+
+    def _check_stall(self, transport: asyncio.Transport, now_s: float) -> None:
+        """Cut off a client that takes nothing at all; one that is slow, but moving, is not."""
+        num_bytes = transport.get_write_buffer_size()
+        if num_bytes >= self._stalled_bytes:
+            self.deadline_s = self.stall_deadline_s = math.inf
+            transport.abort()
+            return
+        self._stalled_bytes = num_bytes
+        next_s = now_s + self.settings.write_stall_timeout_s
+        if transport.is_closing():
+            self.deadline_s, self.stall_deadline_s = next_s, math.inf
+        else:
+            self.stall_deadline_s = next_s
+
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused and self.transport is not None and not self.transport.is_closing():
+            self._is_reading_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._is_reading_paused and self.transport is not None and not self.transport.is_closing():
+            self._is_reading_paused = False
+            self.transport.resume_reading()

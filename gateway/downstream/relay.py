@@ -6,8 +6,8 @@ the connection. So bytes can be added at any chunk boundary (an in-band error, a
 the bytes of the body itself are never altered.
 
 Invariants: nothing is written after the end; a body that ends early never looks complete (the connection
-closes without a last chunk, or short of its length). aiohttp only learns that the answer is on the wire
-already: `response` overrides the public `prepare`, `write_eof` and `keep_alive` of `StreamResponse`.
+closes without a last chunk, or short of its length). With the last byte the connection is told, and may begin
+its next request.
 
 Knows nothing of backends: its source is anything that can be paused.
 """
@@ -17,24 +17,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
-from aiohttp import HttpVersion11, web
-from aiohttp.abc import AbstractStreamWriter
-
-from gateway.downstream.connection import ClientConnection
+from gateway.downstream.request import ClientRequest
+from gateway.upstream.exchange import BodySource
 
 SSE_COMMENT = b":\n\n"
 
 # The size lines of chunks as long as one event or a few: to format one costs more than to send it on.
 _NUM_SIZE_LINES = 1_024
 _SIZE_LINES = tuple(b"%x\r\n" % size for size in range(_NUM_SIZE_LINES))
-
-
-class Pausable(Protocol):
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
 
 
 class ClientRelay:
@@ -46,10 +37,8 @@ class ClientRelay:
         "_has_bodyless_answer",
         "_held_head",
         "_is_chunked",
-        "_is_event_stream",
         "_is_finished",
         "_keeps_alive",
-        "_loop",
         "_observer",
         "_request",
         "_silence_timer",
@@ -58,9 +47,10 @@ class ClientRelay:
         "_transport",
         "bytes_sent",
         "has_started",
+        "is_event_stream",
     )
 
-    def __init__(self, request: web.BaseRequest, observer: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, request: ClientRequest, observer: Callable[[bytes], None] | None = None) -> None:
         """`observer` sees every body byte beside the relay, before it is written.
 
         Raises ConnectionResetError when the client has gone.
@@ -70,13 +60,12 @@ class ClientRelay:
             raise ConnectionResetError("the client has gone")
         self._request = request
         self._transport = transport
-        self._loop = asyncio.get_running_loop()
         self._observer = observer
-        self._source: Pausable | None = None
+        self._source: BodySource | None = None
         self._held_head = b""
         self._is_chunked = False
         self._content_length: int | None = None
-        self._is_event_stream = False
+        self.is_event_stream = False
         self._has_bodyless_answer = False
         self._is_finished = False
         self._keeps_alive = False
@@ -84,10 +73,8 @@ class ClientRelay:
         self._tail = b""
         self.has_started = False  # a status has been given to the client: nothing may be retried
         self.bytes_sent = 0  # of the body, without framing
-        protocol = transport.get_protocol()
-        self._connection = protocol if isinstance(protocol, ClientConnection) else None
-        if self._connection is not None:
-            self._connection.relay = self
+        self._connection = request.connection
+        self._connection.relay = self
 
     # -- for the proxy
 
@@ -106,15 +93,14 @@ class ClientRelay:
         """
         assert not self.has_started
         self.has_started = True
-        self._is_event_stream = is_event_stream
+        self.is_event_stream = is_event_stream
         framing = self._choose_framing(status, content_length)
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(framing)
         self._held_head = b"".join(lines)
-        limit_s = self._connection.sse_keepalive_s if self._connection is not None else None
-        if is_event_stream and limit_s is not None:
-            self._watch_silence(limit_s)
+        if is_event_stream and self._connection.settings.sse_keepalive_s is not None:
+            self._watch_silence(self._connection.settings.sse_keepalive_s)
 
     def fail(self, last_bytes: bytes = b"") -> None:
         """End the answer before its time, so that it never looks complete.
@@ -127,35 +113,31 @@ class ClientRelay:
             self._write(last_bytes)
         self._is_finished = True
         self._keeps_alive = False
+        self._source = None
         self._stop_watching()
         if self._is_chunked or self._content_length is not None:
-            self._flush_head()
-            self._transport.close()  # lets written bytes leave; the missing last chunk, or length, tells
+            self._flush_head()  # written bytes leave; the missing last chunk, or length, tells
         else:
             self._transport.abort()  # only a reset differs from the regular end
+        self._connection.on_answered(keeps_alive=False)
 
     def send_comment(self) -> bool:
         """Send an SSE comment, to keep the connection alive or to test it, where no event is cut by it.
 
         Returns False, and sends nothing, when this is not the place.
         """
-        if not (self._is_event_stream and self._can_add_bytes()) or self._is_finished:
+        if not (self.is_event_stream and self._can_add_bytes()) or self._is_finished:
             return False
         if self.bytes_sent and not self._tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
             return False
         self._write(SSE_COMMENT)
         return True
 
-    @property
-    def response(self) -> web.StreamResponse:
-        """What the handler returns to aiohttp, which then takes the answer as given."""
-        return _KEEP_OPEN if self._keeps_alive and self._is_finished else _CLOSE
-
     # -- BodySink: for the exchange
 
-    def attach(self, source: Pausable) -> None:
+    def attach(self, source: BodySource) -> None:
         self._source = source
-        if self._connection is not None and self._connection.writing_paused:
+        if self._connection.is_writing_paused:
             source.pause()  # the client has not taken the previous answer yet
 
     def on_data(self, data: bytes, is_last: bool) -> None:
@@ -199,13 +181,12 @@ class ClientRelay:
     def _choose_framing(self, status: int, content_length: int | None) -> bytes:
         """Decide how the body ends, whether the connection stays, and say both in header lines."""
         request = self._request
-        is_http11 = request.version >= HttpVersion11
+        is_http11 = request.is_http11
         self._has_bodyless_answer = request.method == "HEAD" or status in (204, 304)
         self._content_length = content_length
         self._is_chunked = content_length is None and is_http11 and not self._has_bodyless_answer
         has_end = content_length is not None or self._is_chunked or self._has_bodyless_answer
-        is_leaving = self._connection is not None and self._connection.is_leaving
-        self._keeps_alive = request.keep_alive and has_end and not is_leaving
+        self._keeps_alive = has_end and request.may_keep_alive
         lines = b""
         if self._is_chunked:
             lines = b"transfer-encoding: chunked\r\n"
@@ -222,15 +203,14 @@ class ClientRelay:
 
     def _watch_silence(self, limit_s: float) -> None:
         """Look twice per limit, so that no silence is longer. One timer per stream, none per write."""
-        self._silence_timer = self._loop.call_later(
+        self._silence_timer = asyncio.get_running_loop().call_later(
             limit_s / 2, self._break_silence, limit_s, self.bytes_sent
         )
 
     def _break_silence(self, limit_s: float, num_bytes_before: int) -> None:
         if self._transport.is_closing():
             return
-        is_held_back = self._connection is not None and self._connection.writing_paused
-        if self.bytes_sent == num_bytes_before and not is_held_back:
+        if self.bytes_sent == num_bytes_before and not self._connection.is_writing_paused:
             self.send_comment()
         self._watch_silence(limit_s)
 
@@ -272,31 +252,4 @@ class ClientRelay:
         self._held_head = b""
         if data:
             self._transport.write(data)
-
-
-class _Relayed(web.StreamResponse):
-    """Tells aiohttp that the answer is on the wire, and whether the connection may serve another."""
-
-    def __init__(self, *, keeps_alive: bool) -> None:
-        super().__init__()
-        self._is_kept_alive = keeps_alive
-
-    @property
-    def keep_alive(self) -> bool:
-        return self._is_kept_alive
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Everything has been written."""
-
-
-# They hold no state, so every request may share them; making one costs as much as a small JSON parse.
-_KEEP_OPEN = _Relayed(keeps_alive=True)
-_CLOSE = _Relayed(keeps_alive=False)
-
-
-def close_response() -> web.StreamResponse:
-    """For a handler whose answer is on the wire and whose connection must end."""
-    return _CLOSE
+        self._connection.on_answered(keeps_alive=self._keeps_alive)

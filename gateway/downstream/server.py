@@ -1,111 +1,108 @@
-"""aiohttp's low-level server, set up for a gateway.
+"""The server of the data listener: makes the connections, watches their deadlines, closes them.
 
-Decision: `web.Server` (no router, no middlewares, one handler for all), with `handler_cancellation`, so that
-a client that leaves cancels its handler wherever it waits; bodies are not decompressed (they are forwarded
-as received) and no access log is written here. Nothing of aiohttp beyond its public members is used.
+Decision: one clock for all of them. It compares every connection's deadline a few times a second, and runs while
+there is a connection; so a request costs no timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Final
 
-from aiohttp import web
-
-from gateway.downstream.connection import ClientConnection, OpenConnections
+from gateway.downstream.connection import ClientConnection, Handler, OpenConnections
 from gateway.downstream.refusal import Refusal
-from gateway.downstream.relay import close_response
 from gateway.downstream.settings import DownstreamSettings
 
-# Listeners, logs, the store, probes of a middling fleet.
-RESERVED_DESCRIPTORS = 64
+RESERVED_DESCRIPTORS: Final = 64
+"""For listeners, logs, the store, probes of a middling fleet."""
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+LAST_GOODBYE_S: Final = 1.0
+"""How long connections that were cut off may take to be gone."""
 
 
-class ClientServer(web.Server):
-    """Makes a `ClientConnection` for each accepted socket."""
+class ClientServer:
+    """Called for each accepted socket. Belongs to one event loop."""
 
     def __init__(
         self,
         handler: Handler,
-        open_connections: OpenConnections,
-        make_connection: Callable[[web.Server], ClientConnection],
+        settings: DownstreamSettings,
+        *,
+        on_refusal: Callable[[Refusal], None] | None = None,
     ) -> None:
-        super().__init__(handler, handler_cancellation=True)
-        self._open_connections = open_connections
-        self._make_connection = make_connection
+        """`handler` is called once per request and must not block. `on_refusal` is told of each request that
+        got no answer of the handler's: unparsable, or a failure."""
+        self._loop = asyncio.get_running_loop()
+        self._open = OpenConnections(
+            handler,
+            settings,
+            limit=settings.max_connections or _room_for_connections(),
+            on_refusal=on_refusal,
+            clock=self._loop.time,
+        )
+        self._open.watch(self._on_count)
+        self._tick_s = _tick_interval_s(settings)
+        self._ticker: asyncio.TimerHandle | None = None
+        self._all_lost: asyncio.Future[None] | None = None
+
+    def __call__(self) -> ClientConnection:
+        return ClientConnection(self._open)
+
+    @property
+    def connections(self) -> Collection[ClientConnection]:
+        """Those that are open."""
+        return self._open.all
 
     def leave(self) -> None:
         """From now on each answer says that it is the last one on its connection, and is."""
-        self._open_connections.is_leaving = True
+        self._open.is_leaving = True
 
-    def __call__(self) -> web.RequestHandler:
-        return self._make_connection(self)
+    async def close(self, *, grace_s: float = 0.0) -> None:
+        """Close idle connections; let the others end for `grace_s`, then cut them off. Idempotent."""
+        self.leave()
+        for connection in tuple(self._open.all):
+            if connection.is_idle:
+                connection.close()
+        await self._wait_all_lost(grace_s)
+        for connection in tuple(self._open.all):
+            connection.abort()
+        await self._wait_all_lost(LAST_GOODBYE_S)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
 
+    async def _wait_all_lost(self, timeout_s: float) -> None:
+        """Until no connection is left, or `timeout_s` has passed."""
+        if self._open.all and timeout_s > 0:
+            self._all_lost = self._loop.create_future()
+            await asyncio.wait((self._all_lost,), timeout=timeout_s)
 
-def make_server(
-    handler: Handler,
-    settings: DownstreamSettings,
-    *,
-    on_refusal: Callable[[Refusal], None] | None = None,
-) -> ClientServer:
-    """A server to give to `web.ServerRunner`.
+    def _on_count(self, count: int) -> None:
+        if count and self._ticker is None:
+            self._ticker = self._loop.call_later(self._tick_s, self._tick)
+        elif not count and self._all_lost is not None and not self._all_lost.done():
+            self._all_lost.set_result(None)
 
-    `on_refusal` is told of each request that got no answer of the handler's: unparsable, or a failure.
-    """
-
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        connection = request.protocol
-        assert isinstance(connection, ClientConnection)
-        connection.begin(request)
-        try:
-            return _judged(await handler(request), connection)
-        finally:
-            connection.end()
-
-    options = _aiohttp_options(settings)
-    open_connections = OpenConnections(settings.max_connections or _room_for_connections())
-
-    def make_connection(server: web.Server) -> ClientConnection:
-        return ClientConnection(
-            server,
-            settings=settings,
-            open_connections=open_connections,
-            on_refusal=on_refusal,
-            loop=asyncio.get_running_loop(),
-            **options,
-        )
-
-    return ClientServer(handle, open_connections, make_connection)
+    def _tick(self) -> None:
+        """Compare every connection's deadlines. O(connections)."""
+        now_s = self._loop.time()
+        for connection in tuple(self._open.all):
+            if connection.deadline_s <= now_s or connection.stall_deadline_s <= now_s:
+                connection.expire(now_s)
+        self._ticker = self._loop.call_later(self._tick_s, self._tick) if self._open.all else None
 
 
-def _judged(response: web.StreamResponse, connection: ClientConnection) -> web.StreamResponse:
-    """The answer of the handler; but no second one where one had begun, for the next request would get it."""
-    if isinstance(response, web.Response):
-        relay = connection.relay
-        if relay is not None and relay.has_started:
-            relay.fail()
-            return close_response()
-        if connection.is_leaving:
-            response.force_close()
-    return response
-
-
-def _aiohttp_options(settings: DownstreamSettings) -> dict[str, Any]:
-    """Our settings in aiohttp's words."""
-    return {
-        "keepalive_timeout": settings.keep_alive_timeout_s,
-        "max_line_size": settings.max_request_line_bytes,
-        "max_field_size": settings.max_header_field_bytes,
-        "max_headers": settings.max_headers,
-        "tcp_keepalive": False,  # set together with its intervals, see `connection`
-        "auto_decompress": False,
-        "lingering_time": settings.linger_s,
-        "access_log": None,
-    }
+def _tick_interval_s(settings: DownstreamSettings) -> float:
+    """An eighth of the shortest limit, so that no limit is exceeded by more than that; at most 0.5 s."""
+    shortest_s = min(
+        settings.keep_alive_timeout_s,
+        settings.body_idle_timeout_s,
+        settings.write_stall_timeout_s,
+        settings.linger_s or 1.0,
+    )
+    return min(0.5, max(0.005, shortest_s / 8))
 
 
 def _room_for_connections() -> int:

@@ -5,41 +5,34 @@ subprotocol needs to be known here, and when the gateway ends a tunnel it sends 
 land inside a frame of the backend's. Either side's end ends the other; each side's slowness holds the other
 back; silence in both directions for the upstream's `idle_timeout_s` ends both.
 
-The client's bytes come through aiohttp's public `set_parser`, the hook that
-its own WebSocket implementation uses.
+Both transports get a new protocol. The client's still tells its connection when it is lost, or slow.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import cast
 
-from aiohttp import HttpVersion11, web
-from aiohttp.http import WebSocketReader
-
-from gateway.downstream.connection import ClientConnection
-from gateway.downstream.relay import close_response
-from gateway.upstream.answer import Carrier
-from gateway.upstream.exchange import Exchange
+from gateway.downstream.request import ClientRequest, Connection
+from gateway.upstream.answer import Carrier, UpstreamAnswer
 
 _HEAD = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
 
 
-def wants_websocket(request: web.BaseRequest) -> bool:
+def wants_websocket(request: ClientRequest) -> bool:
     """Whether this is the opening handshake of a WebSocket (RFC 6455, 4.1; HTTP/1.0 cannot upgrade)."""
     connection = ",".join(request.headers.getall("connection", ())).lower()
     return (
         request.method == "GET"
-        and request.version >= HttpVersion11
+        and request.is_http11
         and request.headers.get("upgrade", "").strip().lower() == "websocket"
         and "upgrade" in (token.strip() for token in connection.split(","))
     )
 
 
 async def tunnel(
-    request: web.BaseRequest, exchange: Exchange, headers: Iterable[tuple[bytes, bytes]]
-) -> web.StreamResponse:
+    request: ClientRequest, exchange: UpstreamAnswer, headers: Iterable[tuple[bytes, bytes]]
+) -> None:
     """Answer 101 with the backend's end-to-end `headers` and pass bytes both ways until one side ends.
 
     Raises ConnectionResetError when the client has gone, UpstreamReset when the backend has. Cancelling
@@ -49,20 +42,22 @@ async def tunnel(
     if client is None:
         raise ConnectionResetError("the client has gone")
     carrier, backend = exchange.take_over()
+    connection = request.connection
     pipe = _Pipe(client, backend, carrier)
     head = b"".join([_HEAD, *(b"%b: %b\r\n" % header for header in headers)])
     client.write(head + b"\r\n" + exchange.early)
-    connection = request.protocol
-    assert isinstance(connection, ClientConnection)
     connection.relay = pipe
     backend.set_protocol(pipe)
-    connection.set_parser(cast(WebSocketReader, _FromClient(pipe)))
-    backend.resume_reading()
+    early = connection.hand_over(_FromClient(connection, pipe))
+    if early:
+        pipe.to_backend(early)
+    if not connection.is_writing_paused:
+        backend.resume_reading()
     try:
         await pipe.ended
     finally:
         backend.close()
-    return close_response()
+        connection.on_answered(keeps_alive=False)
 
 
 class _Pipe(asyncio.Protocol):
@@ -128,15 +123,21 @@ class _Pipe(asyncio.Protocol):
             self._backend.resume_reading()
 
 
-class _FromClient:
-    """What aiohttp feeds with the client's bytes after an upgrade."""
+class _FromClient(asyncio.Protocol):
+    """The client's new protocol. FIN is a client that left: asyncio closes the transport then."""
 
-    def __init__(self, pipe: _Pipe) -> None:
-        self._pipe = pipe
+    def __init__(self, connection: Connection, pipe: _Pipe) -> None:
+        self._connection, self._pipe = connection, pipe
 
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+    def data_received(self, data: bytes) -> None:
         self._pipe.to_backend(data)
-        return False, b""
 
-    def feed_eof(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
         self._pipe.end()
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()

@@ -67,19 +67,19 @@ class Admission:
                 "in_flight", f"this gateway has {num_arrived - 1} requests under way, its limit"
             )
 
-    def standing(self, *, is_follow_up: bool, priority: int = 0) -> QueueTicket:
-        """Return the standing of a request that begins to wait now."""
+    def ticket(self, *, is_follow_up: bool, priority: int = 0) -> QueueTicket:
+        """Return the ticket of a request that begins to wait now."""
         now_s = self._clock()
         lead_s = self._settings.queue_priority_step_s * (is_follow_up + priority)
         return QueueTicket(now_s - lead_s, now_s + self._settings.queue_timeout_s)
 
-    async def wait(self, standing: QueueTicket, gate: Gate | None = None) -> None:
+    async def wait(self, ticket: QueueTicket, gate: Gate | None = None) -> None:
         """Return with a place, of this process or of the given gate. Raises Overloaded. Safe to cancel."""
         since_s = self._clock()
         try:
-            await (gate or self._gate).wait(standing.rank, max(0.0, standing.deadline_s - since_s))
+            await (gate or self._gate).wait(ticket.rank, max(0.0, ticket.deadline_s - since_s))
         finally:
-            standing.waited_s += self._clock() - since_s
+            ticket.waited_s += self._clock() - since_s
 
     # -- backends
 
@@ -91,7 +91,7 @@ class Admission:
         full = [backend_id for backend_id, gate in self._backend_gates.items() if gate.is_full]
         return frozenset(full + cooling)
 
-    async def choose(self, decide: Callable[[], Decision], standing: QueueTicket) -> Decision:
+    async def choose(self, decide: Callable[[], Decision], ticket: QueueTicket) -> Decision:
         """Return a decision with a place on its backend, to be given back by `leave_backend`.
 
         Waits where the chosen backend is full, then decides again: the fleet may have changed, and nothing
@@ -110,7 +110,7 @@ class Admission:
                 if gate.try_enter():
                     return decision
                 try:
-                    await self.wait(standing, gate)
+                    await self.wait(ticket, gate)
                 finally:
                     self._forget_unused(decision.backend_id)
                 held = decision.backend_id

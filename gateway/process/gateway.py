@@ -24,7 +24,7 @@ from gateway.admin.process_operations import describe_replica
 from gateway.config.config import Config, ConfigError, key_secret
 from gateway.config.reload import Reloader
 from gateway.downstream.refusal import Refusal
-from gateway.downstream.server import make_server
+from gateway.downstream.server import ClientServer
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.discovery_sources import make_sources
 from gateway.fleet.engine_metrics import EngineReport
@@ -207,7 +207,7 @@ class Gateway:
             presence=presence,
             journal=self.journal,
             tenant_named=lambda name: self.authentication.gatekeeper.directory.named(name),
-            num_in_flight=lambda: len(self.in_flight.tasks),
+            num_in_flight=lambda: len(self.in_flight),
             reload=self.reloader.reload,
             environ=self._environ,
             clock=self._clock,
@@ -230,7 +230,7 @@ class Gateway:
             if self.config.sessions.store == "redis":
                 self.replica_sync.start()
             contexts = read_contexts(self.config)
-            server = make_server(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
+            server = ClientServer(self.front.handle, self.config.downstream, on_refusal=self._on_refusal)
             self.port = await self._servers.open_data(server, self.config, contexts)
             if self.config.admin.is_enabled:
                 application = self._admin_application()
@@ -275,8 +275,8 @@ class Gateway:
         """Wait for running answers; at the deadline tell the streams in band why they end."""
         if timeout_s > 0:
             await self.in_flight.wait_idle(timeout_s)
-        if self.in_flight.tasks:
-            log_event("drain_deadline", in_flight=len(self.in_flight.tasks))
+        if len(self.in_flight):
+            log_event("drain_deadline", in_flight=len(self.in_flight))
             await self.in_flight.end_all()
 
     # -- reload
@@ -326,11 +326,11 @@ class Gateway:
 
     def _make_intake(self, config: Config) -> Intake:
         return Intake(
-            config,
             reader=self.reader,
             key_watch=self.key_watch,
             gatekeeper=self.authentication.gatekeeper,
             limiter=self.limiter,
+            max_body_bytes=config.downstream.max_body_bytes,
             store_deadline=self.sessions.deadline,
         )
 

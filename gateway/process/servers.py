@@ -60,7 +60,7 @@ class Servers:
     def __init__(self, sockets: Mapping[str, socket.socket]) -> None:
         """`sockets`: those that were handed over, under `data` and `admin`."""
         self._handed_over = dict(sockets)
-        self._runners: list[web.BaseRunner] = []
+        self._runner: web.AppRunner | None = None
         self._server: ClientServer | None = None
         self._data: Listener | None = None
         self._admin: Listener | None = None
@@ -83,8 +83,8 @@ class Servers:
         else:
             with explained("listen", _place(place.host, place.port)):
                 sockets = await open_tcp_sockets(place.host, place.port, reuse_port=config.workers > 1)
-        runner = web.ServerRunner(server, shutdown_timeout=CLEANUP_TIMEOUT_S)
-        self._data = await self._serve(runner, sockets, contexts.data, own_path)
+        self._data = Listener(server, sockets, own_path=own_path)
+        await self._data.serve(contexts.data)
         return self._data.port
 
     async def open_admin(self, application: web.Application, config: Config, contexts: Contexts) -> int:
@@ -95,28 +95,17 @@ class Servers:
         else:
             with explained("admin", _place(place.host, place.port)):
                 sockets = await open_tcp_sockets(place.host, place.port, reuse_port=False)
-        runner = web.AppRunner(
+        self._runner = web.AppRunner(
             application,
             access_log=None,
             max_line_size=MAX_ADMIN_LINE_BYTES,
             shutdown_timeout=CLEANUP_TIMEOUT_S,
         )
-        self._admin = await self._serve(runner, sockets, contexts.admin)
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self._admin = Listener(self._runner.server, sockets)
+        await self._admin.serve(contexts.admin)
         return self._admin.port
-
-    async def _serve(
-        self,
-        runner: web.BaseRunner,
-        sockets: list[socket.socket],
-        tls: ssl.SSLContext | None,
-        own_path: Path | None = None,
-    ) -> Listener:
-        await runner.setup()
-        self._runners.append(runner)
-        assert runner.server is not None
-        listener = Listener(runner.server, sockets, own_path=own_path)
-        await listener.serve(tls)
-        return listener
 
     async def use(self, contexts: Contexts) -> None:
         """Show these certificates to new connections. Raises OSError."""
@@ -140,8 +129,9 @@ class Servers:
         for listener in (self._data, self._admin):
             if listener is not None:
                 await listener.stop_accepting()
-        for runner in self._runners:
-            await runner.cleanup()
-        self._runners.clear()
+        if self._server is not None:
+            await self._server.close(grace_s=CLEANUP_TIMEOUT_S)
+        if self._runner is not None:
+            await self._runner.cleanup()
         for sock in self._handed_over.values():  # never used
             sock.close()

@@ -55,21 +55,28 @@ class FactsReader:
         self._helper = helper
         self._inline_bytes = inline_bytes
 
-    async def read(
+    def read_here(
         self, api: Api, raw_headers: RawHeaders, body: bytes, options: ParseOptions
-    ) -> RequestFacts:
-        """What `FactsParser.parse` returns or raises; Overloaded when the helper has died.
+    ) -> RequestFacts | None:
+        """What `FactsParser.parse` returns or raises; None for a large body, see `read_apart`.
 
         A compressed body counts as large when what may come out of it is.
         """
         encoding = options["content_encoding"]
         grown_bytes = len(body) if encoding is None else len(body) * MAX_RATIO
         if grown_bytes > self._inline_bytes and is_read_whole(api, body, encoding):
-            executor = await self._helper.executor()
-            if executor is not None:
-                job = partial(_parse, self._plan, api, tuple(raw_headers), body, options)
-                return await self._helper.run(executor, job)
+            return None
         return self.parser.parse(api, raw_headers, body, **options)
+
+    async def read_apart(
+        self, api: Api, raw_headers: RawHeaders, body: bytes, options: ParseOptions
+    ) -> RequestFacts:
+        """The same in the helper process. Raises Overloaded when it has died."""
+        executor = await self._helper.executor()
+        if executor is None:
+            return self.parser.parse(api, raw_headers, body, **options)
+        job = partial(_parse, self._plan, api, tuple(raw_headers), body, options)
+        return await self._helper.run(executor, job)
 
 
 class BodyHelper:

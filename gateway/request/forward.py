@@ -1,31 +1,30 @@
-"""One attempt at one backend: send the request, and return once the response head is here.
+"""Steps 5 and 6, the parts that know headers and statuses: what an attempt sends, and what its head means.
 
 What is sent is what was received, but for the head's own rules (`wire.headers`), the backend's key and a
 tenant's cache salt. What a head says of its backend (overload, sickness, a wish to rest) is told from here; a
-head that another backend can better becomes an UpstreamError. What happens to the answer is not known here.
+head that another backend can better becomes an UpstreamError.
 """
 
 from __future__ import annotations
 
 import time
 
-from aiohttp import web
-
 from gateway.errors import UpstreamError, UpstreamUnavailable
 from gateway.limits.cooldowns import parse_retry_after
+from gateway.request.attempt import Attempt
 from gateway.request.parts import ProxyParts
 from gateway.request.tracing import RawHeaders
 from gateway.request.turn import Turn
 from gateway.routing.health import Outcome, outcome_of_status
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.pool import UpstreamPool
-from gateway.values import BackendId, Decision
+from gateway.values import BackendId
 from gateway.wire.cache_salt import SALTED_ENGINES, with_cache_salt
-from gateway.wire.headers import RequestHeads, find_header
+from gateway.wire.headers import RequestHeads, find_header, response_headers
 
 
 class Forwarder:
-    """Opens exchanges under one configuration."""
+    """Prepares attempts and judges their heads under one configuration."""
 
     def __init__(self, parts: ProxyParts) -> None:
         self._fleet, self._pools, self._metrics = parts.fleet, parts.pools, parts.metrics
@@ -34,53 +33,36 @@ class Forwarder:
         self._failover = config.failover
         self._heads = RequestHeads(config.headers, passes_credentials=config.passes_client_credentials)
 
-    async def open(self, request: web.BaseRequest, turn: Turn, decision: Decision) -> Exchange:
-        """Send the received bytes; return once the response head is here. Raises UpstreamError."""
-        turn.num_attempts += 1
-        pool = self._pools.get(decision.backend_id)
-        turn.sent_body = self._body_for(request, turn, decision)
-        head = self._request_head(request, turn, decision, pool)
-        if turn.sent_s is None:
-            turn.sent_s = self._clock()
-        exchange = await pool.open(head, turn.sent_body, method=request.method, may_upgrade=turn.is_upgrade)
-        retry_after_s = self._retry_after(exchange, decision) if exchange.status in (429, 503) else None
-        outcome = outcome_of_status(exchange.status, has_retry_after=retry_after_s is not None)
-        if outcome is not Outcome.SUCCESS:  # a good one counts when the answer is complete
-            self._fleet.observe_outcome(decision.backend_id, outcome, f"status_{exchange.status}")
-        if exchange.status in self._failover.retry_statuses and self.has_alternative(turn, decision):
-            exchange.abort()
-            raise UpstreamUnavailable(
-                f"backend {decision.backend_id} answered {exchange.status}", retry_after_s=retry_after_s
-            )
-        return exchange
+    def prepare(self, turn: Turn, attempt: Attempt) -> UpstreamPool:
+        """Make the bytes to send; return the pool of the chosen backend. Changes the turn and the attempt."""
+        backend_id = turn.backend_id
+        assert backend_id is not None
+        pool = self._pools.get(backend_id)
+        turn.placement.num_attempts += 1
+        turn.sent_body = self._body_for(turn, backend_id)
+        attempt.may_upgrade = turn.is_upgrade
+        attempt.request_head = self._request_head(turn, backend_id, pool)
+        if turn.outcome.sent_s is None:
+            turn.outcome.sent_s = self._clock()
+        return pool
 
-    def _body_for(self, request: web.BaseRequest, turn: Turn, decision: Decision) -> bytes:
+    def _body_for(self, turn: Turn, backend_id: BackendId) -> bytes:
         """The received bytes; with its tenant's salt for an engine that keeps caches apart by one."""
         salt = turn.tenant.cache_salt
-        backend = self._fleet.view.get(decision.backend_id) if salt is not None else None
+        backend = self._fleet.view.get(backend_id) if salt is not None else None
         if salt is None or backend is None or backend.engine not in SALTED_ENGINES:
             return turn.body
-        return with_cache_salt(turn.api, turn.body, salt, request.headers.get("content-encoding"))
+        return with_cache_salt(turn.api, turn.body, salt, turn.request.headers.get("content-encoding"))
 
-    def _retry_after(self, exchange: Exchange, decision: Decision) -> float | None:
-        """What an overloaded backend asks for; it is then spared by new sessions."""
-        value = find_header(exchange.headers, b"retry-after")
-        seconds = None if value is None else parse_retry_after(value, time.time())
-        if seconds is not None:
-            self._cooldowns.note(decision.backend_id, seconds, self._clock())
-        return seconds
-
-    def _request_head(
-        self, request: web.BaseRequest, turn: Turn, decision: Decision, pool: UpstreamPool
-    ) -> bytes:
-        api_key = self._fleet.api_key(decision.backend_id)
+    def _request_head(self, turn: Turn, backend_id: BackendId, pool: UpstreamPool) -> bytes:
+        api_key, request = self._fleet.api_key(backend_id), turn.request
         raw_headers: RawHeaders = request.raw_headers
         if turn.trace is not None:
-            raw_headers = turn.trace.begin_attempt(self._fleet.view.get(decision.backend_id), raw_headers)
+            raw_headers = turn.trace.begin_attempt(self._fleet.view.get(backend_id), raw_headers)
         has_body = bool(turn.body) or request.method in ("POST", "PUT", "PATCH")
         return self._heads.build(
             request.method,
-            pool.address.path_prefix.decode() + turn.target,
+            pool.address.path_prefix.decode() + turn.route.target,
             raw_headers,
             host=pool.address.host_header.decode(),
             body_length=len(turn.sent_body) if has_body else None,
@@ -89,16 +71,69 @@ class Forwarder:
             is_upgrade=turn.is_upgrade,
         )
 
-    def note_failure(self, backend_id: BackendId, error: UpstreamError) -> None:
+    def judge_head(self, turn: Turn, attempt: Attempt) -> UpstreamError | None:
+        """Note what a status says of its backend. Returns an error when another backend should be tried."""
+        status, backend_id = attempt.status, turn.backend_id
+        assert backend_id is not None
+        retry_after_s = self._retry_after(attempt, backend_id) if status in (429, 503) else None
+        outcome = outcome_of_status(status, has_retry_after=retry_after_s is not None)
+        if outcome is not Outcome.SUCCESS:  # a good one counts when the answer is complete
+            self._fleet.observe_outcome(backend_id, outcome, f"status_{status}")
+        if status in self._failover.retry_statuses and self.has_alternative(turn):
+            return UpstreamUnavailable(f"backend {backend_id} answered {status}", retry_after_s=retry_after_s)
+        return None
+
+    def _retry_after(self, attempt: Attempt, backend_id: BackendId) -> float | None:
+        """What an overloaded backend asks for; it is then spared by new sessions."""
+        value = find_header(attempt.headers, b"retry-after")
+        seconds = None if value is None else parse_retry_after(value, time.time())
+        if seconds is not None:
+            self._cooldowns.note(backend_id, seconds, self._clock())
+        return seconds
+
+    def note_failure(self, turn: Turn, error: UpstreamError) -> None:
         """Count a failed attempt, against its backend's health too."""
+        backend_id = turn.backend_id
+        assert backend_id is not None
         self._metrics.upstream_errors[backend_id, error.code] += 1.0
         if not isinstance(error, UpstreamUnavailable):  # its status was judged when it came
             self._fleet.observe_outcome(backend_id, Outcome.FAILURE, error.code)
 
-    def has_alternative(self, turn: Turn, decision: Decision) -> bool:
+    def has_alternative(self, turn: Turn) -> bool:
         """Whether another backend is left that could take this request."""
-        excluded = turn.tried | {decision.backend_id}
-        return turn.num_attempts < self._failover.max_attempts and any(
-            backend.state.is_routable and backend_id not in excluded
+        placement = turn.placement
+        if placement.num_attempts >= self._failover.max_attempts:
+            return False
+        return any(
+            backend.state.is_routable and backend_id not in placement.tried and backend_id != turn.backend_id
             for backend_id, backend in self._fleet.view.backends.items()
         )
+
+
+def is_event_stream(answer: UpstreamAnswer) -> bool:
+    content_type = find_header(answer.headers, b"content-type")
+    return content_type is not None and content_type.lower().startswith(b"text/event-stream")
+
+
+def answer_headers(turn: Turn, answer: UpstreamAnswer, is_stream: bool) -> list[tuple[bytes, bytes]]:
+    """The backend's end-to-end headers, and what the gateway tells about its decision."""
+    placement = turn.placement
+    decision = placement.decision
+    assert decision is not None
+    headers = response_headers(answer.headers)
+    if turn.cors_headers:
+        headers = [header for header in headers if not header[0].startswith(b"access-control-")]
+        headers += [(name.encode(), value.encode()) for name, value in turn.cors_headers]
+    if turn.charge is not None:
+        headers = [header for header in headers if not header[0].startswith(b"x-ratelimit-")]
+        headers += [(name.encode(), value.encode()) for name, value in turn.charge.headers()]
+    if is_stream:
+        headers.append((b"x-accel-buffering", b"no"))  # nginx in front would hold events back
+    headers += [
+        (b"x-request-id", turn.request_id.encode()),
+        (b"x-homing-backend", decision.backend_id.encode()),
+        (b"x-homing-affinity", placement.affinity._value_.encode()),
+        (b"x-homing-key-source", turn.facts.key_source._value_.encode()),
+        (b"x-homing-reason", (placement.moved_reason or decision.reason).encode()),
+    ]
+    return headers

@@ -7,33 +7,36 @@ was called; an unforeseen one is logged with its stack and told to the client on
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
 import time
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
-from aiohttp import web
 
 from gateway.admin.access import Tokens
 from gateway.config.config import Config
 from gateway.downstream.cors import Cors, HeaderLines
+from gateway.downstream.request import ClientRequest
 from gateway.downstream.tunnel import wants_websocket
 from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics, status_label
 from gateway.request.proxy import Proxy
+from gateway.request.refuse import refuse
 from gateway.request.request_debug import LEVEL_HEADER, is_asked_for
 from gateway.request.turn import Turn
 from gateway.tenants.tenant import Tenant
 from gateway.values import Api
-from gateway.wire.error_bodies import error_response
 from gateway.wire.headers import clean_request_id
 from gateway.wire.routes import Route, RouteTable, dialect_of
 
 _encode = msgspec.json.encode
-_JSON = "application/json"
+_JSON: Final = ("content-type", "application/json")
+_GET: Final = ("GET", "HEAD")
 
 
 class Front:
@@ -53,6 +56,7 @@ class Front:
         self._id_prefix, self._id_numbers = f"req-{secrets.token_hex(8)}-", itertools.count(1)
         self.is_leaving = False
         self.degraded: Callable[[], list[str]] = list
+        self._tasks: set[asyncio.Task[None]] = set()  # lists of models that wait for a proof
         self.debug_tokens: Tokens | None = None  # None: nobody may ask for a request to be told in full
         self._local = {
             "/health": self._live,
@@ -69,50 +73,52 @@ class Front:
         self._routes = RouteTable(config.passthrough_paths)
         self._cors = Cors(config.downstream.cors) if config.downstream.cors is not None else None
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request. Never raises anything but cancellation."""
-        if request.method == "OPTIONS":
-            return self._answer_options(request)
-        response = await self._answer(request)
-        return self._permit(request, response) if isinstance(response, web.Response) else response
+    def handle(self, request: ClientRequest) -> None:
+        """Answer one request, now or later. Never raises."""
+        if request.method in _GET:
+            local = self._local.get(request.path)
+            if local is not None:
+                local(request)
+                return
+        elif request.method == "OPTIONS":
+            self._answer_options(request)
+            return
+        self._serve(request)
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        local = self._local.get(request.path)
-        if local is not None and request.method in ("GET", "HEAD"):
-            return local(request)
-        request_id = clean_request_id(request.headers.get("x-request-id")) or self._new_request_id()
+    def _serve(self, request: ClientRequest) -> None:
+        """Hand the request to the proxy, or answer it from what the fleet is known to serve."""
+        request_id = clean_request_id(request.request_id) or self._new_request_id()
         api: Api | None = None
-        turn: Turn | None = None
         try:
             route = self._routes.match(request.method, request.raw_path)
             api = route.api
             if api is Api.MODELS:
-                answer = self._answer_models(route, await self._proxy.intake.tenant_of(request))
-                answer.headers["x-request-id"] = request_id
-                self._count(api, answer.status, None)
-                return answer
-            is_upgrade = api is Api.REALTIME and self._asks_for_websocket(request)
+                self._serve_models(request, route, request_id)
+                return
             turn = Turn(
+                request=request,
+                route=route,
                 request_id=request_id,
-                api=api,
-                target=route.target,
-                is_upgrade=is_upgrade,
                 started_s=self._clock(),
+                is_upgrade=api is Api.REALTIME and self._asks_for_websocket(request),
+                cors_headers=self._cors_headers(request),
             )
             if self.debug_tokens is not None and LEVEL_HEADER in request.headers:
                 turn.is_debug = is_asked_for(request.headers, self.debug_tokens)
-            if self._cors is not None:
-                turn.cors_headers = _encoded(self._cors.answer_headers(request.headers.get("origin")))
-            return await self._proxy.serve(request, route, turn)
-        except GatewayError as error:
-            refusal = error
-        except Exception:
-            logging.getLogger(__name__).exception("unforeseen error in request %s", request_id)
-            refusal = GatewayError("internal error of the gateway")
-        refusal.__traceback__ = None  # it leads to this frame, which knows the error: a cycle with the body
-        if turn is None:
-            self._count(api or Api.OTHER, refusal.status, refusal)
-        return self._refuse(api or dialect_of(request.raw_path), refusal, request_id)
+        except Exception as error:
+            self._refuse(request, api, error, request_id)
+        else:
+            self._proxy.serve(turn)
+
+    def _refuse(self, request: ClientRequest, api: Api | None, error: Exception, request_id: str) -> None:
+        """Answer a request that never became a turn: nobody else counts it."""
+        if not isinstance(error, GatewayError):
+            logging.getLogger(__name__).error("unforeseen error in request %s", request_id, exc_info=error)
+            error = GatewayError("internal error of the gateway")
+        error.forget_origin()
+        self._count(api or Api.OTHER, error.status, error)
+        cors_headers = self._cors_headers(request)
+        refuse(request, api or dialect_of(request.raw_path), error, request_id, cors_headers)
 
     def _count(self, api: Api, status: int, error: GatewayError | None) -> None:
         """Of a request that never became a turn: nobody else counts it."""
@@ -120,7 +126,7 @@ class Front:
         if error is not None:
             self._metrics.errors[error.source, error.code] += 1.0
 
-    def _asks_for_websocket(self, request: web.BaseRequest) -> bool:
+    def _asks_for_websocket(self, request: ClientRequest) -> bool:
         """Raises Forbidden for a page of another origin: browsers ask nobody before they open a WebSocket."""
         origin = request.headers.get("origin")
         if not wants_websocket(request):
@@ -129,72 +135,96 @@ class Front:
             raise Forbidden("pages of this origin may not open a WebSocket here (downstream.cors)")
         return True
 
-    def _answer_options(self, request: web.BaseRequest) -> web.Response:
+    def _answer_options(self, request: ClientRequest) -> None:
         """Tell which methods a path takes (RFC 9110, 9.3.7), and browsers what pages may send there."""
+        cors_headers = self._cors_headers(request)
         try:
             methods = (*self._methods(request), "OPTIONS")
         except GatewayError as error:
-            return self._permit(
-                request, self._refuse(dialect_of(request.raw_path), error, self._new_request_id())
-            )
-        response = web.Response(status=204, headers={"allow": ", ".join(methods)})
-        if self._cors is None or "access-control-request-method" not in request.headers:
-            return self._permit(request, response)
-        asked = request.headers.get("access-control-request-headers")
-        origin = request.headers.get("origin")
-        response.headers.extend(self._cors.preflight_headers(origin, asked, methods))
-        return response
+            refuse(request, dialect_of(request.raw_path), error, self._new_request_id(), cors_headers)
+            return
+        headers = [("allow", ", ".join(methods)), *cors_headers]
+        if self._cors is not None and "access-control-request-method" in request.headers:
+            asked = request.headers.get("access-control-request-headers")
+            origin = request.headers.get("origin")
+            headers = [headers[0], *self._cors.preflight_headers(origin, asked, methods)]
+        request.answer(204, headers)
 
-    def _methods(self, request: web.BaseRequest) -> tuple[str, ...]:
+    def _methods(self, request: ClientRequest) -> tuple[str, ...]:
         if request.path in self._local:
-            return ("GET", "HEAD")
+            return _GET
         return self._routes.lookup(request.raw_path).methods
 
-    def _permit(self, request: web.BaseRequest, response: web.Response) -> web.Response:
-        """Let pages of the allowed origins read an answer of ours."""
-        if self._cors is not None:
-            response.headers.extend(self._cors.answer_headers(request.headers.get("origin")))
-        return response
+    def _cors_headers(self, request: ClientRequest) -> HeaderLines:
+        """Let pages of the allowed origins read an answer."""
+        if self._cors is None:
+            return ()
+        return self._cors.answer_headers(request.headers.get("origin"))
 
     def _new_request_id(self) -> str:
         """Unique, not secret: asking the system for random bytes each time costs more than a lookup."""
         return f"{self._id_prefix}{next(self._id_numbers):x}"
 
-    def _refuse(self, api: Api, error: GatewayError, request_id: str) -> web.Response:
-        status, body, headers = error_response(api, error)
-        response = web.Response(status=status, body=body, headers=headers)
-        response.headers["x-request-id"] = request_id
-        return response
-
     # -- answered here
 
-    def _live(self, request: web.BaseRequest) -> web.Response:
+    def _live(self, request: ClientRequest) -> None:
         """The process runs. Depends on nothing else: a restart would cure nothing else."""
-        return _json({"status": "ok"})
+        self._answer_json(request, {"status": "ok"})
 
-    def _ready(self, request: web.BaseRequest) -> web.Response:
+    def _ready(self, request: ClientRequest) -> None:
         """May this replica get traffic? A degraded store does not change the answer: routing goes on."""
         num_ready = sum(backend.state.keeps_sessions for backend in self._fleet.view.backends.values())
         is_ready = num_ready > 0 and not self.is_leaving
         reason = "leaving" if self.is_leaving else None if num_ready else "no backend is ready"
         body = {"ready": is_ready, "backends_ready": num_ready, "degraded": self.degraded(), "reason": reason}
-        return _json(body, status=200 if is_ready else 503)
+        self._answer_json(request, body, status=200 if is_ready else 503)
 
-    def _render_metrics(self, request: web.BaseRequest) -> web.Response:
+    def _render_metrics(self, request: ClientRequest) -> None:
         body, content_type = self._metrics.page(request.headers.get("accept", ""))
-        return web.Response(body=body, headers={"content-type": content_type})
+        request.answer(200, [("content-type", content_type), *self._cors_headers(request)], body)
 
-    def _answer_models(self, route: Route, tenant: Tenant) -> web.Response:
+    def _answer_json(
+        self, request: ClientRequest, body: object, *, status: int = 200, request_id: str | None = None
+    ) -> None:
+        headers = [_JSON, *self._cors_headers(request)]
+        if request_id is not None:
+            headers.append(("x-request-id", request_id))
+        request.answer(status, headers, _encode(body))
+
+    def _serve_models(self, request: ClientRequest, route: Route, request_id: str) -> None:
+        """Answer at once, or when the tenant's credentials have been proved."""
+        tenant = self._proxy.intake.recognise(request)
+        if tenant is not None:
+            self._answer_models(request, route, tenant, request_id)
+            return
+        task = asyncio.get_running_loop().create_task(self._prove_and_list(request, route, request_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        request.on_gone = task.cancel
+
+    async def _prove_and_list(self, request: ClientRequest, route: Route, request_id: str) -> None:
+        try:
+            tenant = await self._proxy.intake.prove(request)
+            request.on_gone = None
+            self._answer_models(request, route, tenant, request_id)
+        except Exception as error:
+            request.on_gone = None
+            self._refuse(request, route.api, error, request_id)
+
+    def _answer_models(self, request: ClientRequest, route: Route, tenant: Tenant, request_id: str) -> None:
         """The union of what the reachable backends serve; one that is down never breaks the list."""
         models = {model for model in self._models() if tenant.may_use(model)}
         if route.path == "/v1/models":
             if not any(backend.state.is_routable for backend in self._fleet.view.backends.values()):
                 raise NoBackend("no backend is ready", retry_after_s=1)
-            return _json({"object": "list", "data": [_model_card(model) for model in sorted(models)]})
-        model = route.path.removeprefix("/v1/models/")
-        if model not in models:
-            raise ModelNotFound(f"The model `{model}` does not exist on any backend.", param="model")
-        return _json(_model_card(model))
+            answer: object = {"object": "list", "data": [_model_card(model) for model in sorted(models)]}
+        else:
+            model = route.path.removeprefix("/v1/models/")
+            if model not in models:
+                raise ModelNotFound(f"The model `{model}` does not exist on any backend.", param="model")
+            answer = _model_card(model)
+        self._count(Api.MODELS, 200, None)
+        self._answer_json(request, answer, request_id=request_id)
 
     def _models(self) -> set[str]:
         return {
@@ -207,11 +237,3 @@ class Front:
 
 def _model_card(model: str) -> dict[str, object]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "homing"}
-
-
-def _json(body: object, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=_encode(body), content_type=_JSON)
-
-
-def _encoded(headers: HeaderLines) -> tuple[tuple[bytes, bytes], ...]:
-    return tuple((name.encode(), value.encode()) for name, value in headers)

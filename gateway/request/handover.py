@@ -91,7 +91,7 @@ class Handover:
         if key is None or not turn.facts.sets_binding or turn.api not in _REPLAYABLE:
             return
         self._forget(key)
-        self._last[key] = _LastRequest(facts=turn.facts, target=turn.target, body=turn.sent_body)
+        self._last[key] = _LastRequest(facts=turn.facts, target=turn.route.target, body=turn.sent_body)
         self._num_bytes += len(turn.sent_body)
         while self._num_bytes > self._settings.prewarm_memory_bytes:
             self._forget(next(iter(self._last)))

@@ -8,27 +8,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Protocol
+
+from gateway.errors import GatewayError, ShuttingDown
+from gateway.request.turn import Turn
+
+
+class TurnOwner(Protocol):
+    """The proxy that serves a turn, as far as ending it goes."""
+
+    def end(self, turn: Turn, error: GatewayError) -> None:
+        """End a request that is under way: a stream in band, any other with an error answer."""
 
 
 class RequestsInFlight:
-    """One task per request. The proxy adds and discards; who stops the process waits."""
+    """One entry per request. The proxy adds and discards; who stops the process waits."""
 
     def __init__(self) -> None:
-        self.tasks: set[asyncio.Task[object]] = set()
-        self.is_ending = False  # a cancellation now means the drain deadline, not a client that left
+        self._owners: dict[Turn, TurnOwner] = {}
+        self._idle: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def add(self, turn: Turn, owner: TurnOwner) -> None:
+        self._owners[turn] = owner
+
+    def discard(self, turn: Turn) -> None:
+        self._owners.pop(turn, None)
+        if not self._owners and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     async def wait_idle(self, timeout_s: float) -> None:
         """Return when nothing runs any more, or after `timeout_s`; requests that begin meanwhile count."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self.tasks:
-                    await asyncio.wait(tuple(self.tasks))
+                while self._owners:
+                    self._idle = asyncio.get_running_loop().create_future()
+                    await self._idle
 
     async def end_all(self) -> None:
         """End what still runs, at the drain deadline: streams in band, the rest with a 503."""
-        self.is_ending = True
-        running = tuple(self.tasks)
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running, timeout=1.0)
+        for turn, owner in tuple(self._owners.items()):
+            message = "this gateway is shutting down; send the request again"
+            owner.end(turn, ShuttingDown(message, retry_after_s=1))
+        await self.wait_idle(1.0)

@@ -2,17 +2,14 @@
 
 In this order: the tenant, by its credentials, before a byte of the body is read; the body within limits, and
 its facts; the models that this tenant may use; what it may use per minute. Each refusal is a GatewayError
-while nothing was sent. Whoever calls `take_in` calls `settle` once, however the request ends.
+while nothing was sent. Whoever calls `read` calls `settle` once, however the request ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from aiohttp import web
-
-from gateway.config.config import Config
-from gateway.downstream.body import read_body
 from gateway.limits.allowance import estimated_tokens
 from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.request.body_helper import FactsReader
@@ -20,8 +17,8 @@ from gateway.request.turn import Turn
 from gateway.routing.key_watch import KeyWatch
 from gateway.tenants.gatekeeper import Gatekeeper
 from gateway.tenants.tenant import Tenant
+from gateway.values import RequestFacts
 from gateway.wire.facts import ParseOptions
-from gateway.wire.routes import Route
 
 
 class Intake:
@@ -29,44 +26,74 @@ class Intake:
 
     def __init__(
         self,
-        config: Config,
         *,
         reader: FactsReader,
         key_watch: KeyWatch,
         gatekeeper: Gatekeeper,
         limiter: TenantLimiter,
+        max_body_bytes: int,
         store_deadline: Callable[[], float],
     ) -> None:
         """`store_deadline` says until when a request that begins now may wait for the session store."""
-        self._settings, self._store_deadline = config.downstream, store_deadline
+        self._store_deadline, self._max_body_bytes = store_deadline, max_body_bytes
         self._reader, self._key_watch = reader, key_watch
         self._gatekeeper, self._limiter = gatekeeper, limiter
+        self.recognise, self.prove = gatekeeper.recognise, gatekeeper.prove
 
-    async def tenant_of(self, request: web.BaseRequest) -> Tenant:
-        """Who asks. Raises Unauthorized, Forbidden or CannotAuthenticate."""
-        return self._gatekeeper.recognise(request) or await self._gatekeeper.prove(request)
+    def read(self, turn: Turn) -> Coroutine[Any, Any, None] | None:
+        """Fill in the turn's tenant, body, facts and charge; a coroutine that does so where it must wait.
 
-    async def take_in(self, request: web.BaseRequest, route: Route, turn: Turn) -> None:
-        """Fill in the turn's tenant, body, facts and charge."""
-        gatekeeper = self._gatekeeper
-        turn.tenant = tenant = gatekeeper.recognise(request) or await gatekeeper.prove(request)
-        turn.body = await read_body(request, self._settings)
+        Raises GatewayError.
+        """
+        request = turn.request
+        tenant = self._gatekeeper.recognise(request)
+        if tenant is None or not request.is_complete or len(request.body) > self._max_body_bytes:
+            return self._receive(turn, tenant)
+        turn.tenant, turn.body = tenant, request.body
+        return self._understand(turn)
+
+    async def _receive(self, turn: Turn, tenant: Tenant | None) -> None:
+        """Ask who it is before the body is read; then wait for the rest of the body."""
+        turn.tenant = tenant or await self._gatekeeper.prove(turn.request)
+        turn.body = await turn.request.read_body()
+        waiting = self._understand(turn)
+        if waiting is not None:
+            await waiting
+
+    def _understand(self, turn: Turn) -> Coroutine[Any, Any, None] | None:
+        route, request = turn.route, turn.request
         options: ParseOptions = {
-            "tenant": tenant.name,
+            "tenant": turn.tenant.name,
             "path": route.path,
             "query": route.query,
-            "content_encoding": request.headers.get("content-encoding"),
+            "content_encoding": request.content_encoding,
         }
-        facts = await self._reader.read(route.api, request.raw_headers, turn.body, options)
+        facts = self._reader.read_here(route.api, request.raw_headers, turn.body, options)
+        if facts is None:
+            return self._understand_apart(turn, options)
+        return self._judge(turn, facts)
+
+    async def _understand_apart(self, turn: Turn, options: ParseOptions) -> None:
+        """The body is large: another process reads it."""
+        facts = await self._reader.read_apart(turn.route.api, turn.request.raw_headers, turn.body, options)
+        waiting = self._judge(turn, facts)
+        if waiting is not None:
+            await waiting
+
+    def _judge(self, turn: Turn, facts: RequestFacts) -> Coroutine[Any, Any, None] | None:
+        tenant = turn.tenant
         tenant.check_request(facts)
         turn.facts = self._key_watch.judge(facts)
         turn.store_deadline_s = self._store_deadline()
-        if tenant.has_limits:
-            turn.charge = await self._limiter.enter(
-                tenant.name, tenant.limits, estimated_tokens(facts), turn.store_deadline_s
-            )
+        return self._charge(turn) if tenant.has_limits else None
+
+    async def _charge(self, turn: Turn) -> None:
+        tenant = turn.tenant
+        turn.charge = await self._limiter.enter(
+            tenant.name, tenant.limits, estimated_tokens(turn.facts), turn.store_deadline_s
+        )
 
     def settle(self, turn: Turn) -> None:
         """Charge what the request really used."""
         if turn.charge is not None:
-            self._limiter.leave(turn.charge, turn.used_tokens)
+            self._limiter.leave(turn.charge, turn.outcome.used_tokens)

@@ -119,7 +119,7 @@ class Journal:
 
     def note(self, turn: Turn, now_s: float) -> None:
         """Take in one finished request. Changes the journal."""
-        decision, facts, observer = turn.decision, turn.facts, turn.observer
+        decision, facts, observer = turn.placement.decision, turn.facts, turn.outcome.observer
         if decision is None:
             return
         usage = observer.usage if observer is not None else None
@@ -137,27 +137,36 @@ class Journal:
         self, key: SessionKey, turn: Turn, decision: Decision, now_s: float, tokens: Tokens
     ) -> None:
         prompt_tokens, cached_tokens = tokens
-        ttft_s = None if turn.first_token_s is None else turn.first_token_s - turn.started_s
-        if turn.binding is not None:
-            self._note_number(turn.binding.num_turns, tokens, ttft_s)
+        ttft_s = None if turn.outcome.first_token_s is None else turn.outcome.first_token_s - turn.started_s
+        if turn.placement.binding is not None:
+            self._note_number(turn.placement.binding.num_turns, tokens, ttft_s)
         backend_id = decision.backend_id
         story = self._stories.get(key)
         if story is None:
             story = self._open_story(key, turn, backend_id, now_s)
         else:
             self._stories.move_to_end(key)
-        if backend_id != story.backend_id and turn.affinity is not Affinity.UNPINNED:
-            before = turn.moved_from or story.backend_id
+        if backend_id != story.backend_id and turn.placement.affinity is not Affinity.UNPINNED:
+            before = turn.placement.moved_from or story.backend_id
             # no reason of this turn: the home was changed elsewhere, by another replica or a hand-over
-            self._add_move(story, before, backend_id, turn.moved_reason or "rebound", now_s)
+            self._add_move(story, before, backend_id, turn.placement.moved_reason or "rebound", now_s)
         story.last_seen_s = now_s
         story.num_turns += 1
         if prompt_tokens is not None and cached_tokens is not None:
             story.prompt_tokens += prompt_tokens
             story.cached_tokens += cached_tokens
-        reason = turn.moved_reason or decision.reason
+        reason = turn.placement.moved_reason or decision.reason
         story.turns.append(
-            (now_s, backend_id, turn.affinity, reason, prompt_tokens, cached_tokens, ttft_s, turn.status)
+            (
+                now_s,
+                backend_id,
+                turn.placement.affinity,
+                reason,
+                prompt_tokens,
+                cached_tokens,
+                ttft_s,
+                turn.outcome.status,
+            )
         )
 
     def note_move(
@@ -179,7 +188,7 @@ class Journal:
         self.recent_moves.append(row)
 
     def _open_story(self, key: SessionKey, turn: Turn, backend_id: BackendId, now_s: float) -> Story:
-        story = self._stories[key] = Story(key, turn, turn.moved_from or backend_id, now_s)
+        story = self._stories[key] = Story(key, turn, turn.placement.moved_from or backend_id, now_s)
         if len(self._stories) > self._max_sessions:
             self._stories.popitem(last=False)
         return story

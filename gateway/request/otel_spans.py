@@ -107,11 +107,11 @@ class RequestSpans:
         self._end_attempt(None, error)
 
     def finish(self, turn: Turn) -> None:
-        self._end_attempt(turn.status, turn.error)
+        self._end_attempt(turn.outcome.status, turn.outcome.error)
         span = self._span
         if span.is_recording():
             span.set_attributes(_attributes_of(turn))
-            _note_end(span, turn.status, turn.error)
+            _note_end(span, turn.outcome.status, turn.outcome.error)
         span.end()
 
     def _end_attempt(self, status: int | None, error: GatewayError | None) -> None:
@@ -134,7 +134,7 @@ def _note_end(span: Span, status: int | None, error: GatewayError | None) -> Non
 
 
 def _attributes_of(turn: Turn) -> dict[str, AttributeValue]:
-    facts, decision, usage = turn.facts, turn.decision, turn.usage
+    facts, decision, usage = turn.facts, turn.placement.decision, turn.outcome.usage
     found: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": _OPERATIONS.get(turn.api),
         "gen_ai.request.model": facts.model[:100] if facts.model is not None else None,
@@ -143,27 +143,27 @@ def _attributes_of(turn: Turn) -> dict[str, AttributeValue]:
         "homing.tenant": turn.tenant.name,
         "homing.key_source": facts.key_source.value,
         "homing.session": facts.session_key[:12] if facts.session_key is not None else None,
-        "homing.attempts": turn.num_attempts,
+        "homing.attempts": turn.placement.num_attempts,
     }
     if decision is not None:
         found |= {
             "homing.backend": decision.backend_id,
-            "homing.affinity": turn.affinity.value,
-            "homing.reason": turn.moved_reason or decision.reason,
+            "homing.affinity": turn.placement.affinity.value,
+            "homing.reason": turn.placement.moved_reason or decision.reason,
             "homing.expected_cached_tokens": decision.expected_cached_tokens,
         }
-    if turn.sent_s is not None:
-        found["homing.overhead_s"] = turn.sent_s - turn.started_s
-    if turn.first_token_s is not None:
-        found["gen_ai.response.time_to_first_chunk"] = turn.first_token_s - turn.started_s
+    if turn.outcome.sent_s is not None:
+        found["homing.overhead_s"] = turn.outcome.sent_s - turn.started_s
+    if turn.outcome.first_token_s is not None:
+        found["gen_ai.response.time_to_first_chunk"] = turn.outcome.first_token_s - turn.started_s
     if usage is not None:
         found |= {
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         }
-    if turn.observer is not None and turn.observer.finish_reason is not None:
-        found["gen_ai.response.finish_reasons"] = (turn.observer.finish_reason[:40],)
+    if turn.outcome.observer is not None and turn.outcome.observer.finish_reason is not None:
+        found["gen_ai.response.finish_reasons"] = (turn.outcome.observer.finish_reason[:40],)
     return {name: value for name, value in found.items() if value is not None}
 
 

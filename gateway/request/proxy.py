@@ -3,319 +3,494 @@
     1 read       the body within limits; parse it once into `RequestFacts`; keep the received bytes
     2 look up    the session's binding (bounded by one store budget, never an error)
     3 decide     which backend: pure, explainable
-    4 reserve    in-flight and prefill work there; no await between 3 and 4
+    4 reserve    in-flight and prefill work there; nothing is awaited between 3 and 4
     5 forward    the received bytes, and relay the answer as it comes
-    6 fail over  while nothing was sent downstream: back to 3 without the backends already tried
+    6 fail over  while nothing was sent to the client: back to 3 without the backends already tried
     7 record     always and exactly once: binding, gauges, usage, one access line
 
-Invariants. Each reservation has one owner, the `try` block of its attempt, and is released when the block
-is left, however it is left: answer, error or cancellation. After the first byte downstream nothing is
-retried; a stream that breaks ends with an in-band error and an unclean close. Nothing here knows how a
-backend is chosen (`routing`), what bytes mean (`wire`) or how sockets behave (`upstream`, `downstream`).
+Each step is a plain call over the `Turn`. A step that has to wait (for the rest of the body, the store, a
+connection, a place) returns a coroutine that completes it, and a task takes the turn over from there. An ordinary turn of a bound session needs neither task nor future: the steps run in the
+client's read callback, the rest in the backend's.
+
+Invariants. A reservation is held from step 4 until the attempt has ended, however it ends. After the first
+byte downstream nothing is retried; a stream that breaks ends with an in-band error and an unclean close.
+`_finish` runs once per turn. Nothing here knows how a backend is chosen (`routing`), what bytes mean (`wire`)
+or how sockets behave (`upstream`, `downstream`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import logging
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final
 
-from aiohttp import web
-
-from gateway.downstream.relay import ClientRelay, close_response
+from gateway.downstream.relay import ClientRelay
 from gateway.downstream.tunnel import tunnel
-from gateway.errors import GatewayError, ShuttingDown, UpstreamError
-from gateway.limits.admission import QueueTicket
-from gateway.request.answer_head import answer_headers
+from gateway.errors import GatewayError, Overloaded, UpstreamError, UpstreamReset
 from gateway.request.answer_observer import AnswerObserver
-from gateway.request.forward import Forwarder
+from gateway.request.attempt import Attempt
+from gateway.request.forward import Forwarder, answer_headers, is_event_stream
 from gateway.request.parts import ProxyParts
-from gateway.request.recorder import CLIENT_CLOSED_REQUEST
+from gateway.request.refuse import refuse
 from gateway.request.turn import Turn
 from gateway.routing.failover import may_try_another
 from gateway.routing.health import Outcome
-from gateway.routing.reservation import Reservation
-from gateway.upstream.exchange import Exchange
-from gateway.values import Affinity, Binding, Decision
+from gateway.sessions.store import Unknown
+from gateway.upstream.pool import UpstreamPool
+from gateway.values import Affinity, Decision
 from gateway.wire.error_bodies import stream_error
-from gateway.wire.headers import find_header
-from gateway.wire.routes import Route
 
-MAX_BINDING_RACES = 3
+MAX_BINDING_RACES: Final = 3
 """How often one request may find that another bound its session first, before it goes on unpinned."""
+
+Waiting = Coroutine[Any, Any, None]
+"""What completes a step that cannot be completed at once."""
 
 
 class Proxy:
-    """Serves routed requests under one configuration. Safe to call concurrently from one event loop."""
+    """Serves routed requests under one configuration. Belongs to one event loop."""
 
     def __init__(self, parts: ProxyParts) -> None:
         self._parts = parts
-        self._clock = parts.clock
-        self._tracing = parts.tracing
-        self._failover = parts.config.failover
-        self._admission = parts.admission
+        self._clock, self._router, self._sessions = parts.clock, parts.router, parts.sessions
+        self._tracing, self._admission = parts.tracing, parts.admission
         self._has_backend_gates = parts.admission.has_backend_gates
         self.intake = parts.intake
         self._forwarder = Forwarder(parts)
-        self._retries = parts.retries
-        self._running = parts.in_flight.tasks
+        self._in_flight = parts.in_flight
+        self._steps = (self.intake.read, self._look_up, self._admit, self._place, self._bind, self._forward)
+        self._place_step = self._steps.index(self._place)
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._running)
+        return len(self._in_flight)
 
-    async def serve(self, request: web.BaseRequest, route: Route, turn: Turn) -> web.StreamResponse:
-        """Answer one request. Raises GatewayError while nothing was sent; the caller renders it."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._running.add(task)
+    def serve(self, turn: Turn) -> None:
+        """Answer one request through `turn.request`, now or later. Never raises."""
+        self._in_flight.add(turn, self)
+        turn.request.on_gone = partial(self.leave, turn)
         if self._tracing is not None:
-            turn.trace = self._tracing.begin(turn.api, request.method, route.path, request.raw_headers)
+            request = turn.request
+            turn.trace = self._tracing.begin(turn.api, request.method, turn.route.path, request.raw_headers)
         try:
-            self._admission.check_arrival(len(self._running))
-            await self.intake.take_in(request, route, turn)  # 1
-            turn.binding = await self._look_up(turn)  # 2
-            if not self._admission.try_enter():
-                await self._admission.wait(self._standing(turn))
-            turn.holds_place = True
-            return await self._attempt_until_answered(request, turn)  # 3-6
-        except GatewayError as error:
-            turn.error, turn.status = error, error.status
-            raise
-        except ConnectionResetError:  # the client left in this very moment; its cancellation is on its way
-            turn.is_client_gone = True
-            return web.Response(status=CLIENT_CLOSED_REQUEST)
-        except asyncio.CancelledError:
-            if self._parts.in_flight.is_ending:
-                task.uncancel()
-                turn.error, turn.status = _leaving(), ShuttingDown.status
-                raise turn.error from None
-            turn.is_client_gone = True
-            raise
-        except Exception:
-            turn.error, turn.status = GatewayError("unforeseen"), GatewayError.status
-            raise
-        finally:
-            self._running.discard(task)
-            if turn.holds_place:
-                self._admission.leave()
-            self.intake.settle(turn)
-            await self._parts.recorder.record(turn, self._clock())  # 7
+            self._admission.check_arrival(len(self._in_flight))
+        except Overloaded as error:
+            self._refuse(turn, error)
+        else:
+            self._advance(turn)
+
+    # -- taking steps
+
+    def _advance(self, turn: Turn) -> None:
+        """Take the steps that are left as far as they go without waiting; a task takes the rest."""
+        try:
+            waiting = self._next_wait(turn)
+        except Exception as error:
+            self._refuse(turn, error)
+        else:
+            if waiting is not None:
+                self._hand_to_task(turn, waiting)
+
+    def _next_wait(self, turn: Turn) -> Waiting | None:
+        steps = self._steps
+        while turn.step < len(steps):
+            step = steps[turn.step]
+            turn.step += 1
+            waiting = step(turn)
+            if waiting is not None:
+                return waiting
+        return None
+
+    def _hand_to_task(self, turn: Turn, waiting: Waiting) -> None:
+        task = turn.task = asyncio.get_running_loop().create_task(self._wait(turn, waiting))
+        task.add_done_callback(partial(self._on_waited, turn, waiting))
+
+    async def _wait(self, turn: Turn, waiting: Waiting | None) -> None:
+        try:
+            while waiting is not None:
+                await waiting
+                waiting = self._next_wait(turn)
+        except Exception as error:
+            self._refuse(turn, error)
+
+    def _on_waited(self, turn: Turn, waiting: Waiting, task: asyncio.Task[None]) -> None:
+        if turn.task is task:
+            turn.task = None
+        if task.cancelled():
+            waiting.close()  # it may never have begun
+            if turn.outcome.is_client_gone:
+                self._finish(turn)
+            else:
+                assert turn.outcome.error is not None, "only `leave` and `end` cancel"
+                self._refuse(turn, turn.outcome.error)
 
     # -- 2 look up
 
-    async def _look_up(self, turn: Turn) -> Binding | None:
-        facts, sessions = turn.facts, self._parts.sessions
-        binding = None
+    def _look_up(self, turn: Turn) -> Waiting | None:
+        facts = turn.facts
+        key, answer_key = facts.session_key, facts.answer_key
+        if answer_key is not None and turn.tenant.is_known:
+            return self._look_up_answer(turn)
+        if key is not None:
+            binding = self._sessions.peek(key)
+            if isinstance(binding, Unknown):
+                return self._ask_store(turn)
+            turn.placement.binding = binding
+        return None
+
+    async def _ask_store(self, turn: Turn) -> None:
+        assert turn.facts.session_key is not None
+        turn.placement.binding = await self._sessions.get(turn.facts.session_key, turn.store_deadline_s)
+
+    async def _look_up_answer(self, turn: Turn) -> None:
+        """The request builds on a stored answer: it must be one of this tenant's."""
+        facts, sessions = turn.facts, self._sessions
         if facts.session_key is not None:
-            binding = await sessions.get(facts.session_key, turn.store_deadline_s)
-        if facts.answer_key is not None and turn.tenant.is_known:
-            is_same = facts.answer_key == facts.session_key
-            turn.tenant.check_answer(
-                binding if is_same else await sessions.get(facts.answer_key, turn.store_deadline_s)
-            )
-        return binding
+            await self._ask_store(turn)
+        binding = turn.placement.binding
+        if facts.answer_key != facts.session_key:
+            assert facts.answer_key is not None
+            binding = await sessions.get(facts.answer_key, turn.store_deadline_s)
+        turn.tenant.check_answer(binding)
 
-    def _standing(self, turn: Turn) -> QueueTicket:
+    def _admit(self, turn: Turn) -> Waiting | None:
+        self._parts.retries.deposit()
+        if self._admission.try_enter():
+            turn.placement.holds_place = True
+            return None
+        return self._queue(turn)
+
+    async def _queue(self, turn: Turn) -> None:
+        self._take_ticket(turn)
+        assert turn.placement.ticket is not None
+        await self._admission.wait(turn.placement.ticket)
+        turn.placement.holds_place = True
+
+    def _take_ticket(self, turn: Turn) -> None:
         """Follow-up turns come before new sessions: their history is computed already, and fades."""
-        if turn.standing is None:
-            is_follow_up = turn.facts.is_follow_up or turn.binding is not None
-            turn.standing = self._admission.standing(is_follow_up=is_follow_up, priority=turn.tenant.priority)
-        return turn.standing
+        placement = turn.placement
+        if placement.ticket is None:
+            is_follow_up = turn.facts.is_follow_up or placement.binding is not None
+            placement.ticket = self._admission.ticket(
+                is_follow_up=is_follow_up, priority=turn.tenant.priority
+            )
 
-    # -- 3 to 6
+    # -- 3 decide, 4 reserve
 
-    async def _attempt_until_answered(self, request: web.BaseRequest, turn: Turn) -> web.StreamResponse:
-        """Try backends until one answers. Raises the last failure when none may be tried any more."""
-        self._retries.deposit()
-        while True:
-            decision = await self._choose(turn) if self._has_backend_gates else self._decide(turn)  # 3
-            reservation = self._reserve(turn, decision)  # 4
-            try:
-                answer = await self._attempt(request, turn, decision, reservation)
-            finally:
-                self._release(turn, reservation)
-            if answer is not None:
-                return answer
+    def _place(self, turn: Turn) -> Waiting | None:
+        decision = self._decide(turn)
+        if self._has_backend_gates and not self._admission.try_enter_backend(decision.backend_id):
+            return self._choose(turn)
+        self._reserve(turn, decision)
+        return None
+
+    async def _choose(self, turn: Turn) -> None:
+        """The chosen backend is full: decide again when it, or a better one, has a place."""
+        self._take_ticket(turn)
+        assert turn.placement.ticket is not None
+        self._reserve(turn, await self._admission.choose(partial(self._decide, turn), turn.placement.ticket))
 
     def _decide(self, turn: Turn) -> Decision:
-        now_s = self._clock()
-        return self._parts.router.decide(
+        now_s, placement = self._clock(), turn.placement
+        return self._router.decide(
             turn.facts,
-            turn.binding,
+            placement.binding,
             now_s,
-            excluded=turn.tried,
+            excluded=placement.tried,
             avoided=self._admission.avoided(now_s),
-            by_ring=turn.is_store_away,
+            by_ring=placement.is_store_away,
         )
 
-    async def _choose(self, turn: Turn) -> Decision:
-        """Decide, and hold a place on the chosen backend, after a wait if need be."""
-        return await self._admission.choose(lambda: self._decide(turn), self._standing(turn))
-
-    def _reserve(self, turn: Turn, decision: Decision) -> Reservation:
-        """Count in-flight and work on the chosen backend. Whoever calls this must call `_release`."""
-        turn.decision, turn.affinity = decision, decision.affinity
+    def _reserve(self, turn: Turn, decision: Decision) -> None:
+        """Count in-flight and work on the chosen backend, until `_release`."""
+        placement = turn.placement
+        placement.decision, placement.affinity = decision, decision.affinity
         backend = self._parts.fleet.view.get(decision.backend_id)
-        turn.epoch = backend.epoch if backend is not None else 0
-        return self._parts.router.reserve(turn.facts, decision, self._clock())
+        placement.epoch = backend.epoch if backend is not None else 0
+        placement.reservation = self._router.reserve(turn.facts, decision, self._clock())
 
-    def _release(self, turn: Turn, reservation: Reservation) -> None:
-        was_answered = turn.observer is not None and turn.error is None and not turn.is_client_gone
-        self._parts.router.release(reservation, self._clock(), turn.usage, completed=was_answered)
+    def _release(self, turn: Turn) -> None:
+        reservation, turn.placement.reservation = turn.placement.reservation, None
+        if reservation is None:
+            return
+        outcome = turn.outcome
+        was_answered = outcome.observer is not None and outcome.error is None and not outcome.is_client_gone
+        self._router.release(reservation, self._clock(), outcome.usage, completed=was_answered)
         if self._has_backend_gates:
             self._admission.leave_backend(reservation.backend_id)
 
-    async def _attempt(
-        self, request: web.BaseRequest, turn: Turn, decision: Decision, reservation: Reservation
-    ) -> web.StreamResponse | None:
-        """Try the backend decided on. None: decide again."""
-        if turn.num_races < MAX_BINDING_RACES and not await self._bind(turn, decision):
-            turn.num_races += 1
-            return None  # another request bound this session first: its home is known now
-        try:
-            exchange = await self._forwarder.open(request, turn, decision)  # 5
-        except UpstreamError as error:
-            self._forwarder.note_failure(decision.backend_id, error)
-            if turn.trace is not None:
-                turn.trace.fail_attempt(error)
-            if not self._may_fail_over(turn, error):  # 6
-                raise
-            self._parts.metrics.retries[error.code] += 1.0
-            turn.tried |= {decision.backend_id}
-            return None
-        if turn.tried:
-            turn.affinity = Affinity.FAILOVER
-        if exchange.status == 101:
-            return await self._tunnel(request, turn, exchange)
-        return await self._relay(request, turn, exchange, reservation)
+    # -- the session's home agrees with the decision
 
-    async def _bind(self, turn: Turn, decision: Decision) -> bool:
-        """Make the session's home agree with the decision. False: somebody bound it elsewhere meanwhile."""
-        facts, binding, backend_id = turn.facts, turn.binding, decision.backend_id
-        if facts.session_key is None or not facts.sets_binding or turn.is_store_away:
-            return True
-        if binding is not None and binding.backend_id == backend_id and decision.affinity is Affinity.HIT:
-            return True
+    def _bind(self, turn: Turn) -> Waiting | None:
+        facts, placement = turn.facts, turn.placement
+        if facts.session_key is None or not facts.sets_binding or placement.is_store_away:
+            return None
+        if placement.affinity is Affinity.HIT or placement.num_races >= MAX_BINDING_RACES:
+            return None
+        return self._claim(turn)
+
+    async def _claim(self, turn: Turn) -> None:
+        """Claim or move the session. Back to step 3 when somebody else has bound it meanwhile."""
+        try:
+            agrees = await self._agree(turn)
+        except BaseException:
+            self._release(turn)
+            raise
+        if not agrees:
+            self._release(turn)
+            turn.placement.num_races += 1
+            turn.step = self._place_step
+
+    async def _agree(self, turn: Turn) -> bool:
+        placement, key = turn.placement, turn.facts.session_key
+        binding, backend_id = placement.binding, turn.backend_id
+        assert key is not None
+        assert backend_id is not None
         if binding is None:
-            held = await self._parts.sessions.claim(
-                facts.session_key, backend_id, turn.epoch, deadline_s=turn.store_deadline_s
+            held = await self._sessions.claim(
+                key, backend_id, placement.epoch, deadline_s=turn.store_deadline_s
             )
         else:
-            held = await self._parts.sessions.rebind(
-                facts.session_key,
+            held = await self._sessions.rebind(
+                key,
                 binding.version,
                 backend_id,
-                turn.epoch,
+                placement.epoch,
                 binding.context_tokens,
                 deadline_s=turn.store_deadline_s,
             )
         if held is None:
             # No store to ask. A session with a known home goes on; for any other the ring alone decides, on
             # every replica alike.
-            turn.is_store_away = binding is None
+            placement.is_store_away = binding is None
             return binding is not None
-        turn.binding = held
+        placement.binding = held
         if held.backend_id != backend_id:
-            return held.backend_id in turn.tried
+            return held.backend_id in placement.tried
         if binding is not None:
-            turn.moved_reason, turn.moved_from = decision.reason, binding.backend_id
+            assert placement.decision is not None
+            placement.moved_reason, placement.moved_from = placement.decision.reason, binding.backend_id
         return True
 
     # -- 5 forward
 
-    async def _relay(
-        self, request: web.BaseRequest, turn: Turn, exchange: Exchange, reservation: Reservation
-    ) -> web.StreamResponse:
+    def _forward(self, turn: Turn) -> Waiting | None:
+        attempt = turn.attempt = Attempt(self, turn)
+        try:
+            pool = self._forwarder.prepare(turn, attempt)
+        except UpstreamError as error:  # the backend has just been removed
+            self._fail_attempt(turn, error)
+            return None
+        if pool.start_on_idle(
+            attempt, attempt.request_head, turn.sent_body, is_head_request=turn.request.method == "HEAD"
+        ):
+            return None
+        return self._dial(turn, pool, attempt)
+
+    async def _dial(self, turn: Turn, pool: UpstreamPool, attempt: Attempt) -> None:
+        """Send the request on a new connection. Back to step 3 when there is none to be had."""
+        try:
+            connection = await pool.connect()
+        except UpstreamError as error:
+            self._fail_attempt(turn, error)
+        else:
+            connection.start(
+                attempt, attempt.request_head, turn.sent_body, is_head_request=turn.request.method == "HEAD"
+            )
+
+    def on_head(self, turn: Turn, attempt: Attempt) -> None:
+        """The backend's head: another backend's turn, the end of HTTP, or the beginning of the answer."""
+        error = self._forwarder.judge_head(turn, attempt)
+        if error is not None:
+            attempt.abort()
+            self._fail_over(turn, error)
+        elif attempt.status == 101:
+            self._hand_to_task(turn, self._tunnel(turn, attempt))
+        else:
+            self._begin_answer(turn, attempt)
+
+    def _begin_answer(self, turn: Turn, attempt: Attempt) -> None:
         """Pass the answer on as it comes. A break is told in band: it is too late for another backend."""
         if self._parts.handover.is_enabled:
             self._parts.handover.remember(turn)
-        turn.body = turn.sent_body = b""  # no attempt can follow: give the memory back before a long stream
-        turn.status = exchange.status
-        backend_id = reservation.backend_id
-        is_event_stream = _is_event_stream(exchange)
-        observer = self._observe(turn, exchange, reservation, is_event_stream)
-        try:
-            relay = ClientRelay(request, observer.feed if observer is not None else None)
-            relay.send_head(
-                exchange.status,
-                exchange.reason,
-                answer_headers(turn, exchange, is_event_stream),
-                content_length=exchange.content_length,
-                is_event_stream=is_event_stream,
-            )
-            await exchange.relay(relay)
-            if exchange.status < 400:
-                self._parts.fleet.observe_outcome(backend_id, Outcome.SUCCESS)
-        except UpstreamError as error:
-            self._forwarder.note_failure(backend_id, error)
-            self._break_off(turn, relay, error, is_event_stream)
-        except asyncio.CancelledError:
-            if not self._parts.in_flight.is_ending:
-                raise
-            cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
-            self._break_off(turn, relay, _leaving(), is_event_stream)
-        finally:
-            exchange.abort()  # does nothing after a complete answer
-            if observer is not None:
-                observer.finish()
-        return relay.response
-
-    async def _tunnel(self, request: web.BaseRequest, turn: Turn, exchange: Exchange) -> web.StreamResponse:
-        """Join client and backend until one of them ends; at the drain deadline both do."""
-        turn.status = exchange.status
-        try:
-            return await tunnel(request, exchange, answer_headers(turn, exchange, is_event_stream=False))
-        except asyncio.CancelledError:
-            if not self._parts.in_flight.is_ending:
-                raise
-            cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
-            turn.error = _leaving()
-            return close_response()
-        finally:
-            exchange.abort()  # does nothing once the tunnel has had it
-
-    def _break_off(self, turn: Turn, relay: ClientRelay, error: GatewayError, is_event_stream: bool) -> None:
-        """End a begun answer that cannot be completed: a stream says why, and nothing looks complete."""
-        turn.error = error
-        error.__traceback__ = None  # it leads to who holds the turn: leave no cycle to the collector
-        observer = turn.observer
-        is_explained = is_event_stream and not (observer is not None and observer.is_complete)
-        mid_event = observer is not None and observer.is_mid_event
-        relay.fail(stream_error(turn.api, error, mid_event=mid_event) if is_explained else b"")
-
-    def _observe(
-        self, turn: Turn, exchange: Exchange, reservation: Reservation, is_event_stream: bool
-    ) -> AnswerObserver | None:
-        """Watch successful answers for first token and usage; errors pass unread."""
-        if exchange.status >= 300:
-            return None
-
-        def on_first_token() -> None:
-            turn.first_token_s = self._clock()
-            self._parts.router.first_token(reservation, turn.first_token_s)
-
-        turn.observer = AnswerObserver(
-            turn.api,
-            is_stream=is_event_stream,
-            limit_bytes=self._parts.config.limits.max_answer_observe_bytes,
-            on_first_token=on_first_token,
+        turn.body = turn.sent_body = attempt.request_head = b""  # no attempt can follow: free a large body
+        self._note_answered_by(turn, attempt)
+        is_stream = is_event_stream(attempt)
+        observer = self._observe(turn, attempt, is_stream)
+        relay = ClientRelay(turn.request, observer.feed if observer is not None else None)
+        relay.send_head(
+            attempt.status,
+            attempt.reason,
+            answer_headers(turn, attempt, is_stream),
+            content_length=attempt.content_length,
+            is_event_stream=is_stream,
         )
-        return turn.observer
+        relay.attach(attempt)
+        attempt.relay = relay
+
+    def _note_answered_by(self, turn: Turn, attempt: Attempt) -> None:
+        turn.outcome.status = attempt.status
+        if turn.placement.tried:
+            turn.placement.affinity = Affinity.FAILOVER
+
+    def _observe(self, turn: Turn, attempt: Attempt, is_stream: bool) -> AnswerObserver | None:
+        """Watch successful answers for first token and usage; errors pass unread."""
+        if attempt.status >= 300:
+            return None
+        observer = turn.outcome.observer = AnswerObserver(
+            turn.api,
+            is_stream=is_stream,
+            limit_bytes=self._parts.config.limits.max_answer_observe_bytes,
+            on_first_token=partial(self._on_first_token, turn),
+        )
+        return observer
+
+    def _on_first_token(self, turn: Turn) -> None:
+        now_s = turn.outcome.first_token_s = self._clock()
+        if turn.placement.reservation is not None:
+            self._router.first_token(turn.placement.reservation, now_s)
+
+    def on_complete(self, turn: Turn) -> None:
+        """The last byte has been written to the client."""
+        if turn.outcome.status < 400 and turn.backend_id is not None:
+            self._parts.fleet.observe_outcome(turn.backend_id, Outcome.SUCCESS)
+        self._finish(turn)
+
+    async def _tunnel(self, turn: Turn, attempt: Attempt) -> None:
+        """Join client and backend until one of them ends; at the drain deadline both do."""
+        self._note_answered_by(turn, attempt)
+        try:
+            await tunnel(turn.request, attempt, answer_headers(turn, attempt, is_stream=False))
+        except asyncio.CancelledError:
+            pass  # by `leave` or `end`, which have noted why
+        except ConnectionResetError:
+            turn.outcome.is_client_gone = True
+        except UpstreamError as error:
+            turn.outcome.error = error
+        finally:
+            attempt.abort()  # does nothing once the tunnel has had it
+        self._finish(turn)
 
     # -- 6 fail over
 
-    def _may_fail_over(self, turn: Turn, error: UpstreamError) -> bool:
-        return (
-            may_try_another(error, num_attempts=turn.num_attempts, settings=self._failover)
-            and turn.decision is not None
-            and self._forwarder.has_alternative(turn, turn.decision)
-            and self._retries.withdraw()
-        )
+    def on_failure(self, turn: Turn, attempt: Attempt, error: UpstreamError) -> None:
+        """The connection to the backend is gone before the answer was complete."""
+        if attempt.relay is not None:
+            self._forwarder.note_failure(turn, error)
+            self._break_off(turn, attempt.relay, error)
+        elif isinstance(error, UpstreamReset) and error.is_stale:
+            pool = self._parts.pools.get(turn.placement.reservation.backend_id)  # type: ignore[union-attr]
+            pool.note_stale()
+            again = turn.attempt = Attempt(self, turn)
+            again.may_upgrade, again.request_head = attempt.may_upgrade, attempt.request_head
+            self._hand_to_task(turn, self._dial(turn, pool, again))
+        else:
+            self._fail_over(turn, error)
+
+    def _fail_over(self, turn: Turn, error: UpstreamError) -> None:
+        try:
+            self._fail_attempt(turn, error)
+        except GatewayError as refusal:
+            self._refuse(turn, refusal)
+        else:
+            self._advance(turn)
+
+    def _fail_attempt(self, turn: Turn, error: UpstreamError) -> None:
+        """Give the attempt up and go back to step 3. Raises `error` when no other backend may be tried."""
+        placement = turn.placement
+        turn.attempt = None
+        self._forwarder.note_failure(turn, error)
+        self._release(turn)
+        if turn.trace is not None:
+            turn.trace.fail_attempt(error)
+        if not (
+            may_try_another(error, num_attempts=placement.num_attempts, settings=self._parts.config.failover)
+            and self._forwarder.has_alternative(turn)
+            and self._parts.retries.withdraw()
+        ):
+            raise error
+        self._parts.metrics.retries[error.code] += 1.0
+        assert turn.backend_id is not None
+        placement.tried |= {turn.backend_id}
+        turn.step = self._place_step
+
+    # -- ends before its time
+
+    def leave(self, turn: Turn) -> None:
+        """The client has gone: stop the backend's work."""
+        turn.outcome.is_client_gone = True
+        if turn.task is not None:
+            turn.task.cancel()
+        else:
+            self._finish(turn)
+
+    def end(self, turn: Turn, error: GatewayError) -> None:
+        """End a request at the drain deadline: a begun answer in band, any other with an error answer."""
+        turn.outcome.error = error
+        attempt = turn.attempt
+        if turn.task is not None:
+            turn.task.cancel()
+        elif attempt is not None and attempt.relay is not None:
+            self._break_off(turn, attempt.relay, error)
+        else:
+            self._refuse(turn, error)
+
+    def on_fault(self, turn: Turn, error: Exception) -> None:
+        """A fault of our own in a callback of the backend's connection."""
+        attempt = turn.attempt
+        if attempt is not None and attempt.relay is not None:
+            _log_fault(turn, error)
+            self._break_off(turn, attempt.relay, GatewayError("internal error of the gateway"))
+        else:
+            self._refuse(turn, error)
+
+    def _break_off(self, turn: Turn, relay: ClientRelay, error: GatewayError) -> None:
+        """End a begun answer that cannot be completed: a stream says why, and nothing looks complete."""
+        turn.outcome.error = error
+        error.forget_origin()
+        observer = turn.outcome.observer
+        is_explained = relay.is_event_stream and not (observer is not None and observer.is_complete)
+        mid_event = observer is not None and observer.is_mid_event
+        turn.request.on_gone = None
+        relay.fail(stream_error(turn.api, error, mid_event=mid_event) if is_explained else b"")
+        self._finish(turn)
+
+    def _refuse(self, turn: Turn, error: Exception) -> None:
+        """Answer with an error: nothing has been sent to the client."""
+        if isinstance(error, ConnectionResetError):
+            turn.outcome.is_client_gone = True  # in this very moment
+            self._finish(turn)
+            return
+        if not isinstance(error, GatewayError):
+            _log_fault(turn, error)
+            error = GatewayError("internal error of the gateway")
+        error.forget_origin()
+        turn.outcome.error, turn.outcome.status = error, error.status
+        self._finish(turn)
+        refuse(turn.request, turn.api, error, turn.request_id, turn.cors_headers)
+
+    # -- 7 record
+
+    def _finish(self, turn: Turn) -> None:
+        """Give back what the turn holds and write down what became of it. Once per turn."""
+        attempt, turn.attempt = turn.attempt, None
+        if attempt is not None:
+            attempt.abort()  # does nothing after a complete answer
+        turn.request.on_gone = None
+        if turn.outcome.observer is not None:
+            turn.outcome.observer.finish()
+        self._release(turn)
+        if turn.placement.holds_place:
+            self._admission.leave()
+        self._in_flight.discard(turn)
+        try:
+            self.intake.settle(turn)
+            self._parts.recorder.record(turn, self._clock())
+        except Exception as error:
+            _log_fault(turn, error)
 
 
-def _is_event_stream(exchange: Exchange) -> bool:
-    return (find_header(exchange.headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
-
-
-def _leaving() -> ShuttingDown:
-    return ShuttingDown("this gateway is shutting down; send the request again", retry_after_s=1)
+def _log_fault(turn: Turn, error: Exception) -> None:
+    logging.getLogger(__name__).error("unforeseen error in request %s", turn.request_id, exc_info=error)

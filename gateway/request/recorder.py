@@ -44,11 +44,11 @@ class Recorder:
         self._journal = journal
         self._writes: set[asyncio.Task[Any]] = set()
 
-    async def record(self, turn: Turn, now_s: float) -> None:
+    def record(self, turn: Turn, now_s: float) -> None:
         """Changes: metrics, the session store, the access log."""
-        if turn.is_client_gone:
-            turn.status = CLIENT_CLOSED_REQUEST
-        await self._renew(turn)
+        if turn.outcome.is_client_gone:
+            turn.outcome.status = CLIENT_CLOSED_REQUEST
+        self._renew(turn)
         if turn.api is Api.RESPONSES:
             self._remember_response(turn)
         self._count(turn, now_s)
@@ -66,24 +66,26 @@ class Recorder:
         if self._writes:
             await asyncio.gather(*self._writes, return_exceptions=True)
 
-    async def _renew(self, turn: Turn) -> None:
+    def _renew(self, turn: Turn) -> None:
         """Keep the session alive and remember how long its context has grown."""
-        facts, binding, usage = turn.facts, turn.binding, turn.usage
-        if binding is None or facts.session_key is None or turn.observer is None:
+        placement, outcome = turn.placement, turn.outcome
+        facts, binding, usage = turn.facts, placement.binding, outcome.usage
+        if binding is None or facts.session_key is None or outcome.observer is None:
             return
         context_tokens = binding.context_tokens
         if usage is not None and usage.prompt_tokens is not None:
             context_tokens = usage.prompt_tokens + (usage.completion_tokens or 0)
-        await self._sessions.renew(
+        self._sessions.renew(
             facts.session_key, binding, context_tokens=context_tokens, num_turns=binding.num_turns + 1
         )
 
     def _remember_response(self, turn: Turn) -> None:
         """A follow-up that names this answer must come to the backend that stored it."""
-        response_id = turn.observer.response_id if turn.observer is not None else None
-        if response_id and turn.decision is not None:
+        placement, outcome = turn.placement, turn.outcome
+        response_id = outcome.observer.response_id if outcome.observer is not None else None
+        if response_id and placement.decision is not None:
             key = self._parser.response_session_key(turn.tenant.name, response_id)
-            self._spawn(self._sessions.claim(key, turn.decision.backend_id, turn.epoch))
+            self._spawn(self._sessions.claim(key, placement.decision.backend_id, placement.epoch))
 
     def _spawn(self, write: Coroutine[Any, Any, object]) -> None:
         task = asyncio.ensure_future(write)
@@ -91,39 +93,41 @@ class Recorder:
         task.add_done_callback(self._writes.discard)
 
     def _count(self, turn: Turn, now_s: float) -> None:
+        placement, outcome = turn.placement, turn.outcome
         metrics, api = self._metrics, turn.api._value_  # `value` of an Enum member is Python code
-        metrics.requests[api, status_label(turn.status)] += 1.0
+        metrics.requests[api, status_label(outcome.status)] += 1.0
         metrics.duration.observe(now_s - turn.started_s, api)
-        if turn.is_client_gone:
+        if outcome.is_client_gone:
             metrics.client_gone[api] += 1.0
-        if turn.error is not None:
-            metrics.errors[turn.error.source, turn.error.code] += 1.0
-        waited_s = turn.standing.waited_s if turn.standing is not None else 0.0
+        if outcome.error is not None:
+            metrics.errors[outcome.error.source, outcome.error.code] += 1.0
+        waited_s = placement.waited_s
         if waited_s > 0.0:
             metrics.queue_wait.observe(waited_s)
-        if turn.decision is None:
+        if placement.decision is None:
             return
-        metrics.affinity[turn.affinity._value_, turn.facts.key_source._value_] += 1.0
-        if turn.moved_reason is not None:
-            metrics.moves[turn.moved_reason] += 1.0
-        if turn.sent_s is not None:
-            metrics.overhead.observe(turn.sent_s - turn.started_s - waited_s)
-        turn_label = _turn_label(turn.binding)
-        if turn.first_token_s is not None:
-            metrics.time_to_first_token.observe(turn.first_token_s - turn.started_s, turn_label)
-        if turn.observer is not None:
-            self._count_tokens(turn, turn.decision, turn_label, now_s)
+        metrics.affinity[placement.affinity._value_, turn.facts.key_source._value_] += 1.0
+        if placement.moved_reason is not None:
+            metrics.moves[placement.moved_reason] += 1.0
+        if outcome.sent_s is not None:
+            metrics.overhead.observe(outcome.sent_s - turn.started_s - waited_s)
+        turn_label = _turn_label(placement.binding)
+        if outcome.first_token_s is not None:
+            metrics.time_to_first_token.observe(outcome.first_token_s - turn.started_s, turn_label)
+        if outcome.observer is not None:
+            self._count_tokens(turn, placement.decision, turn_label, now_s)
 
     def _count_tokens(self, turn: Turn, decision: Decision, turn_label: str, now_s: float) -> None:
         """A share is only honest when both of its numbers are known for the same requests."""
-        metrics, usage, backend_id = self._metrics, turn.usage, decision.backend_id
+        outcome = turn.outcome
+        metrics, usage, backend_id = self._metrics, outcome.usage, decision.backend_id
         if usage is None or usage.prompt_tokens is None:
             metrics.usage_unknown["usage"] += 1.0
             return
         num_generated = usage.completion_tokens or 0
         metrics.completion_tokens[backend_id] += num_generated
-        if turn.first_token_s is not None and num_generated > 1 and turn.error is None:
-            metrics.inter_token.observe((now_s - turn.first_token_s) / (num_generated - 1))
+        if outcome.first_token_s is not None and num_generated > 1 and outcome.error is None:
+            metrics.inter_token.observe((now_s - outcome.first_token_s) / (num_generated - 1))
         if usage.cached_tokens is None:
             metrics.usage_unknown["cached_tokens"] += 1.0
             return
@@ -139,28 +143,33 @@ class Recorder:
 
     def _link_trace(self, turn: Turn, trace: RequestTrace, now_s: float) -> None:
         """End the spans, and let the buckets that this request fell into name its trace."""
+        placement, outcome = turn.placement, turn.outcome
         trace.finish(turn)
         if trace.trace_id is None:
             return
         metrics, wall_s = self._metrics, time.time()
         metrics.duration.remember(now_s - turn.started_s, turn.api.value, trace.trace_id, wall_s)
-        if turn.first_token_s is not None:
-            ttft_s = turn.first_token_s - turn.started_s
-            metrics.time_to_first_token.remember(ttft_s, _turn_label(turn.binding), trace.trace_id, wall_s)
+        if outcome.first_token_s is not None:
+            ttft_s = outcome.first_token_s - turn.started_s
+            metrics.time_to_first_token.remember(
+                ttft_s, _turn_label(placement.binding), trace.trace_id, wall_s
+            )
 
 
 def _known_tokens(turn: Turn, decision: Decision) -> int:
     """How much of the prompt was in some backend's cache, as far as the gateway knows."""
-    if turn.binding is None or turn.affinity is Affinity.HIT:
+    if turn.placement.binding is None or turn.placement.affinity is Affinity.HIT:
         return decision.expected_cached_tokens
-    return max(decision.expected_cached_tokens, turn.binding.context_tokens)
+    return max(decision.expected_cached_tokens, turn.placement.binding.context_tokens)
 
 
 def _recompute_cause(turn: Turn) -> str:
     """Why tokens that had been computed once were computed again. A metric label: bounded."""
-    if turn.affinity is Affinity.HIT:
+    if turn.placement.affinity is Affinity.HIT:
         return "evicted"  # at home, and the home had let it go
-    return turn.moved_reason or ("failover" if turn.affinity is Affinity.FAILOVER else "prefix_gone")
+    return turn.placement.moved_reason or (
+        "failover" if turn.placement.affinity is Affinity.FAILOVER else "prefix_gone"
+    )
 
 
 def _turn_label(binding: Binding | None) -> str:
@@ -171,14 +180,15 @@ def _turn_label(binding: Binding | None) -> str:
 
 
 def _access_line(turn: Turn, now_s: float) -> AccessLine:
-    facts, decision, usage = turn.facts, turn.decision, turn.usage
+    placement, outcome = turn.placement, turn.outcome
+    facts, decision, usage = turn.facts, placement.decision, outcome.usage
     line = AccessLine(
         time=int(time.time() * 1000) / 1000,
         request_id=turn.request_id,
         api=turn.api.value,
-        status=turn.status,
+        status=outcome.status,
         duration_ms=_ms(now_s - turn.started_s),
-        attempts=turn.num_attempts,
+        attempts=placement.num_attempts,
         key_source=facts.key_source.value,
         tenant=turn.tenant.name,
     )
@@ -188,19 +198,19 @@ def _access_line(turn: Turn, now_s: float) -> AccessLine:
         line.session = facts.session_key[:12]
     if decision is not None:
         line.backend = decision.backend_id
-        line.affinity = turn.affinity.value
-        line.reason = turn.moved_reason or decision.reason
+        line.affinity = placement.affinity.value
+        line.reason = placement.moved_reason or decision.reason
         line.expected_cached_tokens = decision.expected_cached_tokens
-    if turn.sent_s is not None:
-        line.overhead_ms = _ms(turn.sent_s - turn.started_s)
-    if turn.first_token_s is not None:
-        line.ttft_ms = _ms(turn.first_token_s - turn.started_s)
+    if outcome.sent_s is not None:
+        line.overhead_ms = _ms(outcome.sent_s - turn.started_s)
+    if outcome.first_token_s is not None:
+        line.ttft_ms = _ms(outcome.first_token_s - turn.started_s)
     if usage is not None:
         line.prompt_tokens = usage.prompt_tokens
         line.cached_tokens = usage.cached_tokens
         line.completion_tokens = usage.completion_tokens
-    if turn.error is not None:
-        line.error = turn.error.code
+    if outcome.error is not None:
+        line.error = outcome.error.code
     if turn.trace is not None:
         line.trace_id = turn.trace.trace_id
     return line

@@ -38,13 +38,13 @@ def debug_line(turn: Turn) -> dict[str, Any]:
         "session": facts.session_key,
         "prompt_group": facts.prompt_key,
         "is_follow_up": facts.is_follow_up,
-        "is_store_away": turn.is_store_away,
-        "tried": sorted(turn.tried),
-        "races": turn.num_races,
-        "waited_s": turn.standing.waited_s if turn.standing is not None else 0.0,
-        "binding": _binding(turn.binding),
-        "decision": _decision(turn.decision),
-        "error": turn.error.code if turn.error is not None else None,
+        "is_store_away": turn.placement.is_store_away,
+        "tried": sorted(turn.placement.tried),
+        "races": turn.placement.num_races,
+        "waited_s": turn.placement.waited_s,
+        "binding": _binding(turn.placement.binding),
+        "decision": _decision(turn.placement.decision),
+        "error": turn.outcome.error.code if turn.outcome.error is not None else None,
     }
 
 

@@ -1,74 +1,110 @@
-"""The record of one request while it is under way: filled in step by step, read once at the end.
+"""One request while it is under way: what was asked, where it goes, what became of it.
 
-Mutable on purpose and private to one task. What lasts beyond the request (binding, shadow, metrics) is
-written from here by `record.Recorder`.
+A `Turn` is filled in by the steps of `proxy`, belongs to one request, and is read once at the end, by
+`recorder`. What lasts beyond the request (binding, shadow, metrics) is written from here.
 """
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING
+
 import msgspec
 
+from gateway.downstream.cors import HeaderLines
+from gateway.downstream.request import ClientRequest
 from gateway.errors import GatewayError
 from gateway.limits.admission import QueueTicket
 from gateway.limits.tenant_limiter import Charge
 from gateway.request.answer_observer import AnswerObserver
 from gateway.request.tracing import RequestTrace
+from gateway.routing.reservation import Reservation
 from gateway.tenants.tenant import ANONYMOUS, Tenant
 from gateway.values import Affinity, Api, BackendId, Binding, Decision, RequestFacts, Usage
+from gateway.wire.routes import Route
+
+if TYPE_CHECKING:
+    from gateway.request.attempt import Attempt
 
 _UNREAD = RequestFacts(api=Api.OTHER)
 
 
-class Turn(msgspec.Struct, kw_only=True):
-    """One request's story."""
+class Placement(msgspec.Struct, kw_only=True):
+    """Where a request goes, and how that was found."""
 
-    request_id: str
-    api: Api
-    started_s: float  # monotonic
-    tenant: Tenant = ANONYMOUS
-    target: str = "/"  # path and query as sent to a backend
-    body: bytes = b""
-    sent_body: bytes = b""  # what the last attempt sent of it
-    is_upgrade: bool = False  # the client asks for a WebSocket
-    cors_headers: tuple[tuple[bytes, bytes], ...] = ()  # for its answer, instead of a backend's own
-    facts: RequestFacts = _UNREAD
-    store_deadline_s: float = 0.0  # until when this request may wait for the session store
     binding: Binding | None = None
     is_store_away: bool = False  # the store could not bind this session
     decision: Decision | None = None  # the last one made
     affinity: Affinity = Affinity.UNPINNED
     epoch: int = 0  # life of the chosen backend's cache when it was chosen
-    standing: QueueTicket | None = None  # in the lines it had to join
-    charge: Charge | None = None  # to its tenant, where that has limits
+    reservation: Reservation | None = None  # held on the chosen backend, to be released
+    ticket: QueueTicket | None = None  # in the queues it had to join
     holds_place: bool = False  # it counts against `limits.max_in_flight`
     tried: frozenset[BackendId] = frozenset()  # backends that failed this request
     num_attempts: int = 0
     num_races: int = 0  # times another request bound the session first
     moved_from: BackendId | None = None  # the home that the session left, if it did
     moved_reason: str | None = None  # why the session changed its home, if it did
-    sent_s: float | None = None  # when the first upstream bytes left
-    first_token_s: float | None = None
-    status: int = 0  # what the client got; 0: nothing
-    error: GatewayError | None = None
-    is_client_gone: bool = False
-    observer: AnswerObserver | None = None
-    trace: RequestTrace | None = None  # None: not traced
-    is_debug: bool = False  # an operator asked to have it told in full
 
     @property
-    def backend_id(self) -> BackendId | None:
-        return self.decision.backend_id if self.decision else None
+    def waited_s(self) -> float:
+        """How long it waited for places."""
+        return 0.0 if self.ticket is None else self.ticket.waited_s
+
+
+class TurnOutcome(msgspec.Struct, kw_only=True):
+    """What became of a request. Times are monotonic."""
+
+    status: int = 0  # what the client got; 0: nothing yet
+    error: GatewayError | None = None
+    is_client_gone: bool = False
+    sent_s: float | None = None  # when the first upstream bytes left
+    first_token_s: float | None = None
+    observer: AnswerObserver | None = None  # of an answer that was relayed
 
     @property
     def usage(self) -> Usage | None:
-        return self.observer.usage if self.observer else None
+        return self.observer.usage if self.observer is not None else None
 
     @property
     def used_tokens(self) -> int | None:
         """What it cost, as reported; 0 for a request that failed, None where nobody knows."""
-        usage = self.usage
         if self.observer is None:
             return None if self.is_client_gone and self.sent_s is not None else 0
+        usage = self.observer.usage
         if usage is None or usage.prompt_tokens is None:
             return None
         return usage.prompt_tokens + (usage.completion_tokens or 0)
+
+
+class Turn(msgspec.Struct, kw_only=True, eq=False):
+    """One request, with its placement and its outcome."""
+
+    request: ClientRequest
+    route: Route
+    request_id: str
+    started_s: float
+    tenant: Tenant = ANONYMOUS
+    body: bytes = b""  # as received; given back when an answer begins
+    sent_body: bytes = b""  # what the last attempt sent of it
+    is_upgrade: bool = False  # the client asks for a WebSocket
+    cors_headers: HeaderLines = ()  # for its answer, instead of a backend's own
+    facts: RequestFacts = _UNREAD
+    store_deadline_s: float = 0.0  # until when this request may wait for the session store
+    charge: Charge | None = None  # to its tenant, where that has limits
+    trace: RequestTrace | None = None  # None: not traced
+    is_debug: bool = False  # an operator asked to have it told in full
+    placement: Placement = msgspec.field(default_factory=Placement)
+    outcome: TurnOutcome = msgspec.field(default_factory=TurnOutcome)
+    step: int = 0  # how many of the proxy's steps have been taken
+    task: asyncio.Task[None] | None = None  # the coroutine that has taken the turn over, while it waits
+    attempt: Attempt | None = None  # under way at a backend
+
+    @property
+    def api(self) -> Api:
+        return self.route.api
+
+    @property
+    def backend_id(self) -> BackendId | None:
+        decision = self.placement.decision
+        return None if decision is None else decision.backend_id

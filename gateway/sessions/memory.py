@@ -119,6 +119,9 @@ class MemoryStore:
         return self._clock()
 
     async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
+        return self.peek(key)
+
+    def peek(self, key: SessionKey) -> Binding | None:
         record = self._tables[hash(key) & TABLE_MASK].get(key)
         if record is None or record.expires_at_s <= self._clock():
             self._num_misses += 1
@@ -149,7 +152,7 @@ class MemoryStore:
             self._num_sessions += 1
         return as_binding(record, record.expires_at_s)
 
-    async def renew(self, key: SessionKey, binding: Binding, *, context_tokens: int, num_turns: int) -> None:
+    def renew(self, key: SessionKey, binding: Binding, *, context_tokens: int, num_turns: int) -> None:
         now_s = self._clock()
         record = self._live_record(key, now_s)
         if record is None or record.version != binding.version:

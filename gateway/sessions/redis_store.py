@@ -34,7 +34,7 @@ from gateway.sessions.records import Record, as_binding
 from gateway.sessions.redis_listing import RedisListing
 from gateway.sessions.renewals import PendingRenewals, Renewal
 from gateway.sessions.settings import RedisSettings
-from gateway.sessions.store import BreakerState, Listing, StoreStats
+from gateway.sessions.store import BreakerState, Listing, StoreStats, Unknown
 from gateway.values import BackendId, Binding, SessionKey
 
 logger = logging.getLogger(__name__)
@@ -106,13 +106,21 @@ class RedisStore:
     def deadline(self) -> float:
         return self._clock() + self.link.budget_s
 
-    async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
+    def peek(self, key: SessionKey) -> Binding | Unknown:
         now_s = self._clock()
         entry = self._local.find(key, now_s)
-        if entry is not None and self._local.is_trusted(entry, now_s):
-            self._num_hits += 1
-            return as_binding(entry, entry.expires_at_s + self._wall_offset_s)
+        if entry is None or not self._local.is_trusted(entry, now_s):
+            return Unknown.UNKNOWN
+        self._num_hits += 1
+        return as_binding(entry, entry.expires_at_s + self._wall_offset_s)
+
+    async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
+        now_s = self._clock()
+        known = self.peek(key)
+        if not isinstance(known, Unknown):
+            return known
         self._num_misses += 1
+        entry = self._local.find(key, now_s)
         shard = self._layout.shard_of(key)
 
         async def read() -> Record | None:
@@ -149,7 +157,7 @@ class RedisStore:
         sent_at_s = self._clock()
         return await self._write(shard, claim, deadline_s)
 
-    async def renew(self, key: SessionKey, binding: Binding, *, context_tokens: int, num_turns: int) -> None:
+    def renew(self, key: SessionKey, binding: Binding, *, context_tokens: int, num_turns: int) -> None:
         # One number that the script cannot read would make Redis refuse its whole batch again and again.
         context_tokens = min(max(context_tokens, 0), MAX_TOKENS)
         num_turns = min(max(num_turns, 0), MAX_TURNS)

@@ -54,6 +54,12 @@ class StoreStats:
     errors: Mapping[str, int] = field(default_factory=dict)  # by kind: timeout, connection, refused, …
 
 
+class Unknown(enum.Enum):
+    """What a store answers when it would have to wait to know."""
+
+    UNKNOWN = enum.auto()
+
+
 class SessionStore(Protocol):
     """What the proxy asks. Every method is safe to cancel at any await and never raises for store trouble.
 
@@ -71,6 +77,10 @@ class SessionStore(Protocol):
 
     def deadline(self) -> float:
         """The time, on the store's own clock, until which a request that starts now may wait for it."""
+        ...
+
+    def peek(self, key: SessionKey) -> Binding | Unknown | None:
+        """The home of this session if that is known without waiting. Does not extend the entry."""
         ...
 
     async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
@@ -91,7 +101,7 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def renew(self, key: SessionKey, binding: Binding, *, context_tokens: int, num_turns: int) -> None:
+    def renew(self, key: SessionKey, binding: Binding, *, context_tokens: int, num_turns: int) -> None:
         """Extend the entry and note its new size, if `binding` is still its home; else change nothing."""
         ...
 

@@ -13,8 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from aiohttp import web
-
+from gateway.downstream.request import ClientRequest
 from gateway.errors import Forbidden, Unauthorized
 from gateway.tenants.credentials import common_name_of, credential_of
 from gateway.tenants.directory import Directory, digest_of
@@ -49,7 +48,7 @@ class Gatekeeper:
         self._proofs, self._clock = proofs, clock
         self._remembered: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
 
-    def recognise(self, request: web.BaseRequest) -> Tenant | None:
+    def recognise(self, request: ClientRequest) -> Tenant | None:
         """Return the tenant if it is known at once; None: ask `prove`. Raises Unauthorized or Forbidden."""
         directory = self.directory
         if not directory.is_required:
@@ -64,7 +63,7 @@ class Gatekeeper:
         name, until_s = self._remembered.get(digest, ("", 0.0))
         return self._named(name) if until_s > self._clock() else None
 
-    async def prove(self, request: web.BaseRequest) -> Tenant:
+    async def prove(self, request: ClientRequest) -> Tenant:
         """Return the tenant of a request whose credential is new. Raises Unauthorized or Forbidden."""
         credential = credential_of(request.headers)
         assert credential is not None, "recognise comes first"
@@ -83,7 +82,7 @@ class Gatekeeper:
             raise Forbidden("The credential is valid, but its tenant may not use this gateway.")
         return tenant
 
-    def _by_certificate(self, request: web.BaseRequest) -> Tenant:
+    def _by_certificate(self, request: ClientRequest) -> Tenant:
         """The listener has checked the certificate's signature before the request began."""
         transport = request.transport
         common_name = None if transport is None else common_name_of(transport.get_extra_info("peercert"))

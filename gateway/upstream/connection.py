@@ -256,14 +256,15 @@ class UpstreamConnection(asyncio.Protocol):
             self._count_overhead(len(data), is_announced=False)
 
     def _announce(self, answer: UpstreamAnswer) -> None:
-        """The head is complete and the answer is not: tell the head, then what came with it of the body."""
+        """The head is complete and the answer is not: tell the head, then what came with it of the body.
+
+        That may be nothing; a sink that has held back its head to save a system call lets it go now.
+        """
         answer.on_head()
-        pieces = self._body_pieces
-        if pieces:
-            data = b"".join(pieces)
-            pieces.clear()
-            if self._answer is answer:  # it may have been given up because of its head
-                answer.on_data(data, False)
+        data = b"".join(self._body_pieces)
+        self._body_pieces.clear()
+        if self._answer is answer:  # it may have been given up because of its head
+            answer.on_data(data, False)
 
     def eof_received(self) -> None:
         """The backend sends no more: the end of a body without a length, or an early end."""

@@ -111,7 +111,9 @@ class Exchange(UpstreamAnswer):
 
     def abort(self) -> None:
         """Stop at once and close the connection, unless the answer is complete. Idempotent."""
-        self._error = self._end = self._head = None  # they know who waited, who knows us: leave no cycle to the collector
+        self._error = self._end = self._head = (
+            None  # they know who waited, who knows us: leave no cycle to the collector
+        )
         self._sink = None
         self._pending = []
         super().abort()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
+from gateway.downstream.request import ClientRequest
 from gateway.request.answer_observer import AnswerObserver
 from gateway.request.journal import LAST_TURN_BUCKET, MAX_MOVES_KEPT, MAX_TURNS_KEPT, Journal, Story
-from gateway.request.turn import Turn
+from gateway.request.turn import Placement, Turn, TurnOutcome
 from gateway.values import (
     Affinity,
     Api,
@@ -19,6 +22,7 @@ from gateway.values import (
     SessionKey,
     Usage,
 )
+from gateway.wire.routes import Route
 
 
 def finished(
@@ -32,30 +36,38 @@ def finished(
     group: str | None = None,
 ) -> Turn:
     """A turn as it looks at step 7."""
-    turn = Turn(request_id="r", api=Api.CHAT, started_s=0.0)
-    turn.facts = RequestFacts(
-        api=Api.CHAT,
-        session_key=SessionKey(session),
-        key_source=KeySource.HEADER,
-        prompt_key=None if group is None else PromptKey(group),
-    )
-    turn.decision = Decision(
+    observer = AnswerObserver(Api.CHAT, is_stream=False, limit_bytes=0, on_first_token=lambda: None)
+    observer.usage = usage
+    decision = Decision(
         backend_id=BackendId(backend),
         affinity=affinity,
         reason="home",
         ranked=(),
         key_source=KeySource.HEADER,
     )
-    turn.affinity, turn.status, turn.first_token_s = affinity, 200, ttft_s
-    turn.binding = Binding(backend_id=BackendId(backend), epoch=1, num_turns=num_before)
-    turn.observer = AnswerObserver(Api.CHAT, is_stream=False, limit_bytes=0, on_first_token=lambda: None)
-    turn.observer.usage = usage
-    return turn
+    return Turn(
+        request=cast("ClientRequest", None),  # nothing of it is recorded
+        route=Route(api=Api.CHAT, path="/v1/chat/completions"),
+        request_id="r",
+        started_s=0.0,
+        facts=RequestFacts(
+            api=Api.CHAT,
+            session_key=SessionKey(session),
+            key_source=KeySource.HEADER,
+            prompt_key=None if group is None else PromptKey(group),
+        ),
+        placement=Placement(
+            decision=decision,
+            affinity=affinity,
+            binding=Binding(backend_id=BackendId(backend), epoch=1, num_turns=num_before),
+        ),
+        outcome=TurnOutcome(status=200, first_token_s=ttft_s, observer=observer),
+    )
 
 
 def moved(backend: str, before: str, reason: str) -> Turn:
     turn = finished(backend=backend, affinity=Affinity.MOVED)
-    turn.moved_from, turn.moved_reason = BackendId(before), reason
+    turn.placement.moved_from, turn.placement.moved_reason = BackendId(before), reason
     return turn
 
 

@@ -12,18 +12,21 @@ import sys
 import time
 import timeit
 from pathlib import Path
+from typing import cast
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "cuda")]
 
+from gateway.downstream.request import ClientRequest
 from gateway.observability.logs import AccessLog
 from gateway.observability.metrics import GatewayMetrics
 from gateway.process.shared_state import open_store
 from gateway.request.answer_observer import AnswerObserver
 from gateway.request.recorder import Recorder
-from gateway.request.turn import Turn
+from gateway.request.turn import Placement, Turn, TurnOutcome
 from gateway.sessions.settings import SessionsSettings
 from gateway.values import Affinity, Api, BackendId, Decision, KeySource, RequestFacts, SessionKey, Usage
 from gateway.wire.facts import FactsParser
+from gateway.wire.routes import Route
 from gateway.wire.settings import KeySettings
 
 NUM_RUNS = 20_000
@@ -43,22 +46,24 @@ def finished_turn() -> Turn:
     facts = RequestFacts(
         api=Api.CHAT, session_key=SessionKey("a" * 32), key_source=KeySource.HEADER, model="model"
     )
-    turn = Turn(request_id="req-1", api=Api.CHAT, started_s=1.0, facts=facts, decision=decision)
-    turn.affinity, turn.status, turn.num_attempts = Affinity.HIT, 200, 1
-    turn.sent_s, turn.first_token_s = 1.001, 1.1
-    turn.observer = AnswerObserver(Api.CHAT, is_stream=True, limit_bytes=0, on_first_token=lambda: None)
-    turn.observer.usage = Usage(prompt_tokens=1_200, completion_tokens=80, cached_tokens=1_100)
-    return turn
+    observer = AnswerObserver(Api.CHAT, is_stream=True, limit_bytes=0, on_first_token=lambda: None)
+    observer.usage = Usage(prompt_tokens=1_200, completion_tokens=80, cached_tokens=1_100)
+    return Turn(
+        request=cast("ClientRequest", None),  # nothing of it is recorded
+        route=Route(api=Api.CHAT, path="/v1/chat/completions"),
+        request_id="req-1",
+        started_s=1.0,
+        facts=facts,
+        placement=Placement(decision=decision, affinity=Affinity.HIT, num_attempts=1),
+        outcome=TurnOutcome(status=200, sent_s=1.001, first_token_s=1.1, observer=observer),
+    )
 
 
 def cost_us(recorder: Recorder) -> float:
     turn = finished_turn()
 
     def record() -> None:
-        try:
-            recorder.record(turn, 2.0).send(None)
-        except StopIteration:
-            return
+        recorder.record(turn, 2.0)
 
     return min(timeit.repeat(record, number=NUM_RUNS, repeat=7, timer=time.thread_time)) / NUM_RUNS * 1e6
 

@@ -1,6 +1,6 @@
 """What we may send beyond the answer, interim heads and SSE comments, disturbs no client library.
 
-The probes of `gateway.downstream.connection` rest on this.
+The probes of `gateway.downstream.half_close` rest on this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import pytest
 import requests
 from fakes.backend import STREAM_HEAD, FakeBackend, chat_body, chat_events, chunk, raw
 
-from gateway.downstream.connection import CONTINUE, PROBE_DELAYS_S
+from gateway.downstream.half_close import PROBE_DELAYS_S
+from gateway.downstream.request import CONTINUE
 
 PROBES = CONTINUE * len(PROBE_DELAYS_S)
 USAGE: dict[str, object] = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}

@@ -14,7 +14,7 @@ from fakes.backend import FakeBackend, Turn, hang, respond, stream
 from fakes.raw_client import RawClient, post
 from fakes.relay_server import RelayServer
 
-from gateway.downstream.connection import PROBE_DELAYS_S
+from gateway.downstream.half_close import PROBE_DELAYS_S
 from gateway.downstream.settings import DownstreamSettings
 
 DETECTION_S = 0.1  # the promise: an engine is freed within this time

@@ -149,7 +149,7 @@ async def test_a_client_that_reads_slowly_holds_the_backend_back(authority: Auth
 def _is_held_back(world: GatewayWorld) -> bool:
     server = world.gateway._servers._server
     assert server is not None
-    return any(connection.writing_paused for connection in server.connections)
+    return any(connection.is_writing_paused for connection in server.connections)
 
 
 async def test_clients_must_show_a_certificate(authority: Authority, tmp_path: Path) -> None:

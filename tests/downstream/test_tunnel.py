@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from aiohttp import web
 from fakes.raw_client import RawClient
 from fakes.websocket_engine import WebSocketEngine
 
 from gateway.downstream.relay import ClientRelay
-from gateway.downstream.server import make_server
+from gateway.downstream.request import ClientRequest
+from gateway.downstream.server import ClientServer
 from gateway.downstream.settings import DownstreamSettings
 from gateway.downstream.tunnel import tunnel
 from gateway.upstream.pool import UpstreamPool
@@ -27,30 +27,34 @@ class Gateway:
         self.pool = UpstreamPool(f"http://127.0.0.1:{engine.port}", settings)
         self.port = 0
         self.idle = asyncio.Event()
-        self._runner = web.ServerRunner(make_server(self._handle, DownstreamSettings()), shutdown_timeout=0.1)
+        self._server = ClientServer(self._handle, DownstreamSettings())
+        self._listening: asyncio.Server
 
     async def start(self) -> None:
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.port = self._runner.addresses[0][1]
+        self._listening = await asyncio.get_running_loop().create_server(self._server, "127.0.0.1", 0)
+        self.port = self._listening.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        self._listening.close()
+        await self._server.close(grace_s=0.1)
         await self.pool.close()
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    def _handle(self, request: ClientRequest) -> None:
         self.idle.clear()
+        request.on_gone = asyncio.ensure_future(self._serve(request)).cancel
+
+    async def _serve(self, request: ClientRequest) -> None:
         try:
             fields = b"".join(b"%b: %b\r\n" % header for header in request.raw_headers)
-            head = b"GET %b HTTP/1.1\r\n%b\r\n" % (request.path_qs.encode(), fields)
+            head = b"GET %b HTTP/1.1\r\n%b\r\n" % (request.raw_path.encode(), fields)
             exchange = await self.pool.open(head, b"", method="GET", may_upgrade=True)
             try:
                 if exchange.status == 101:
-                    return await tunnel(request, exchange, response_headers(exchange.headers))
+                    await tunnel(request, exchange, response_headers(exchange.headers))
+                    return
                 relay = ClientRelay(request)
                 relay.send_head(exchange.status, exchange.reason, [], content_length=exchange.content_length)
                 await exchange.relay(relay)
-                return relay.response
             finally:
                 exchange.abort()
         finally:

@@ -6,15 +6,14 @@ Lets the tests of `upstream` and `downstream` speak raw bytes on both ends witho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Self
 
-from aiohttp import web
-
-from gateway.downstream.body import read_body
+from gateway.downstream.connection import ClientConnection
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.relay import ClientRelay
-from gateway.downstream.server import make_server
+from gateway.downstream.request import ClientRequest
+from gateway.downstream.server import ClientServer
 from gateway.downstream.settings import DownstreamSettings
 from gateway.errors import GatewayError
 from gateway.upstream.pool import UpstreamPool
@@ -45,8 +44,9 @@ class RelayServer:
         self.idle = asyncio.Event()
         self.pool: UpstreamPool
         self.port = 0
-        self._runner: web.ServerRunner
-        self._server: web.Server
+        self._server: ClientServer
+        self._listening: asyncio.Server
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -54,24 +54,22 @@ class RelayServer:
 
     async def start(self) -> None:
         self.pool = UpstreamPool(self._base_url, self._upstream_settings)
-        server = self._server = make_server(
-            self._handle, self._downstream_settings, on_refusal=self.refusals.append
-        )
-        self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        self._server = ClientServer(self._handle, self._downstream_settings, on_refusal=self.refusals.append)
+        self._listening = await asyncio.get_running_loop().create_server(self._server, "127.0.0.1", 0)
+        self.port = self._listening.sockets[0].getsockname()[1]
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        self._listening.close()
+        await self._server.close(grace_s=0.1)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await self.pool.close()
 
     @property
-    def connections(self) -> list[web.RequestHandler]:
+    def connections(self) -> Collection[ClientConnection]:
         return self._server.connections
 
     async def wait_idle(self, timeout_s: float = 5.0) -> None:
@@ -79,29 +77,34 @@ class RelayServer:
         async with asyncio.timeout(timeout_s):
             await self.idle.wait()
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.num_in_flight += 1
-        self.idle.clear()
-        try:
-            return await self._answer(request)
-        except asyncio.CancelledError:
-            self.num_cancelled += 1
-            raise
-        except GatewayError as exc:
-            response = web.Response(status=exc.status, text=exc.code)
-            response.force_close()
-            return response
-        finally:
-            self.num_in_flight -= 1
-            if self.num_in_flight == 0:
-                self.idle.set()
-
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    def _handle(self, request: ClientRequest) -> None:
         if self.failure is not None:
             raise self.failure
-        body = await read_body(request, self._downstream_settings)
+        self.num_in_flight += 1
+        self.idle.clear()
+        task = asyncio.ensure_future(self._serve(request))
+        request.on_gone = task.cancel
+        self._tasks.add(task)
+        task.add_done_callback(self._on_served)
+
+    def _on_served(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            self.num_cancelled += 1
+        self.num_in_flight -= 1
+        if self.num_in_flight == 0:
+            self.idle.set()
+
+    async def _serve(self, request: ClientRequest) -> None:
+        try:
+            await self._answer(request)
+        except GatewayError as exc:
+            request.answer(exc.status, (("content-type", "text/plain"),), exc.code.encode())
+
+    async def _answer(self, request: ClientRequest) -> None:
+        body = await request.read_body()
         self.bodies.append(body)
-        request_line = f"{request.method} {request.path_qs} HTTP/1.1\r\n"
+        request_line = f"{request.method} {request.raw_path} HTTP/1.1\r\n"
         head = f"{request_line}host: fake\r\ncontent-length: {len(body)}\r\n\r\n"
         exchange = await self.pool.open(head.encode(), body, method=request.method)
         relay = ClientRelay(request, self.observer)
@@ -120,4 +123,3 @@ class RelayServer:
             relay.fail(b'data: {"error": "%b"}\n\n' % exc.code.encode())
         finally:
             exchange.abort()
-        return relay.response

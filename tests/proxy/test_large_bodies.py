@@ -19,7 +19,7 @@ import pytest
 from fakes.gateway_world import GatewayWorld
 
 from gateway.request.body_helper import BodyHelper, FactsReader, ParserPlan
-from gateway.values import Api
+from gateway.values import Api, RequestFacts
 from gateway.wire.facts import ParseOptions
 from gateway.wire.settings import KeySettings
 
@@ -40,6 +40,14 @@ async def reader() -> AsyncIterator[FactsReader]:
     assert multiprocessing.active_children() == []
 
 
+async def read(
+    reader: FactsReader, api: Api, headers: list[tuple[bytes, bytes]], body: bytes, options: ParseOptions
+) -> RequestFacts:
+    """As a request does: here if the body is small, else in the other process."""
+    facts = reader.read_here(api, headers, body, options)
+    return facts if facts is not None else await reader.read_apart(api, headers, body, options)
+
+
 def _body(**fields: Any) -> bytes:
     turns = [{"role": "user", "content": f"turn {number} " * 50} for number in range(20)]
     return json.dumps({"model": "fake-model", "messages": turns} | fields).encode()
@@ -51,9 +59,9 @@ async def test_facts_are_the_same_in_either_place(reader: FactsReader) -> None:
     headers = [(b"X-Session-Id", b"s-1")]
     for api in (Api.CHAT, Api.MESSAGES, Api.GENERATE):
         body = _body(system="be brief", text="x" * 5_000)
-        there = await reader.read(api, headers, body, _options())
+        there = await read(reader, api, headers, body, _options())
         assert there == here.parse(api, headers, body, **_options())
-        compressed = await reader.read(api, [], gzip.compress(body), _options("gzip"))
+        compressed = await read(reader, api, [], gzip.compress(body), _options("gzip"))
         assert compressed == here.parse(api, [], body, **_options())
 
 
@@ -71,17 +79,17 @@ async def test_only_what_takes_long_starts_the_process(
 ) -> None:
     """An encoded body is judged by the most that may come out of it, a passed-through one is not read."""
     body = b'{"model":"m","messages":[]%b}' % (b" " * padding)
-    await reader.read(api, [], body, _options(content_encoding))
+    await read(reader, api, [], body, _options(content_encoding))
     assert bool(multiprocessing.active_children()) is is_large
 
 
 async def test_no_part_of_a_body_stays_when_it_has_been_read(reader: FactsReader) -> None:
     """Neither the body nor the copy that went to the other process is held until the next one comes."""
-    await reader.read(Api.CHAT, [], _body(), _options())  # starts the process
+    await read(reader, Api.CHAT, [], _body(), _options())  # starts the process
     body_bytes = 8_000_000
     tracemalloc.start()
     try:
-        await reader.read(Api.CHAT, [], _body(text="x" * body_bytes), _options())
+        await read(reader, Api.CHAT, [], _body(text="x" * body_bytes), _options())
         async with asyncio.timeout(30):
             while tracemalloc.get_traced_memory()[0] > body_bytes // 2:
                 await asyncio.sleep(0.01)
@@ -181,7 +189,7 @@ async def test_without_a_helper_bodies_are_parsed_here(reader: FactsReader) -> N
     """A gateway that may start no process serves large bodies all the same."""
     here = reader.parser
     for _ in range(2):
-        assert await reader.read(Api.CHAT, [], _body(), _options()) == here.parse(
+        assert await read(reader, Api.CHAT, [], _body(), _options()) == here.parse(
             Api.CHAT, [], _body(), **_options()
         )
 
@@ -196,7 +204,7 @@ async def main():
     plan = ParserPlan(settings=KeySettings(), secret=b"s", max_decoded_bytes=1 << 20)
     reader = FactsReader(plan, BodyHelper(), inline_bytes=1)
     options = {"tenant": "t", "path": "", "query": "", "content_encoding": None}
-    await reader.read(Api.CHAT, [], b'{"model":"m","messages":[]}', options)
+    await reader.read_apart(Api.CHAT, [], b'{"model":"m","messages":[]}', options)
     print(multiprocessing.active_children()[0].pid, flush=True)
     await asyncio.Event().wait()
 

@@ -56,7 +56,7 @@ async def test_concurrent_claims_have_one_winner(harness: Harness) -> None:
 async def test_renew_notes_size_and_turns(harness: Harness) -> None:
     """A renewal updates what is known of the session, and never its version."""
     binding = await claim(harness)
-    await harness.store.renew(KEY, binding, context_tokens=500, num_turns=3)
+    harness.store.renew(KEY, binding, context_tokens=500, num_turns=3)
     await harness.settle()
     found = await harness.store.get(KEY)
     assert found is not None
@@ -78,7 +78,7 @@ async def test_rebind_moves_once(harness: Harness) -> None:
 async def test_rebind_keeps_turns(harness: Harness) -> None:
     """A moved session remembers how many turns it has had."""
     binding = await claim(harness)
-    await harness.store.renew(KEY, binding, context_tokens=5, num_turns=4)
+    harness.store.renew(KEY, binding, context_tokens=5, num_turns=4)
     await harness.settle()
     moved = await harness.store.rebind(KEY, binding.version, B, epoch=1)
     assert moved is not None
@@ -117,7 +117,7 @@ async def test_late_renewal_cannot_restore_an_older_home(harness: Harness) -> No
     old = await claim(harness, backend_id=A)
     moved = await harness.store.rebind(KEY, old.version, B, epoch=1, context_tokens=20)
     assert moved is not None
-    await harness.store.renew(KEY, old, context_tokens=999, num_turns=9)
+    harness.store.renew(KEY, old, context_tokens=999, num_turns=9)
     await harness.settle()
     found = await harness.store.get(KEY)
     assert found is not None
@@ -128,7 +128,7 @@ async def test_renewal_does_not_revive_an_ended_session(harness: Harness) -> Non
     """Ended is ended, even when a turn that began before is noted after."""
     binding = await claim(harness)
     assert await harness.store.end(KEY)
-    await harness.store.renew(KEY, binding, context_tokens=1, num_turns=1)
+    harness.store.renew(KEY, binding, context_tokens=1, num_turns=1)
     await harness.settle()
     assert await harness.store.get(KEY) is None
 
@@ -168,7 +168,7 @@ async def test_renewal_extends_and_reading_does_not(harness: Harness) -> None:
     binding = await claim(harness, key=renewed)
     await claim(harness, key=read)
     await harness.advance(TTL_S - 20)
-    await harness.store.renew(renewed, binding, context_tokens=1, num_turns=1)
+    harness.store.renew(renewed, binding, context_tokens=1, num_turns=1)
     await harness.store.get(read)
     await harness.settle()
     await harness.advance(30)
@@ -180,7 +180,7 @@ async def test_expired_session_is_not_revived(harness: Harness) -> None:
     """Neither a renewal nor a move works on an entry whose time is over."""
     binding = await claim(harness)
     await harness.advance(TTL_S)
-    await harness.store.renew(KEY, binding, context_tokens=1, num_turns=1)
+    harness.store.renew(KEY, binding, context_tokens=1, num_turns=1)
     await harness.settle()
     assert await harness.store.rebind(KEY, binding.version, B, epoch=1) is None
     assert await harness.store.get(KEY) is None
@@ -203,7 +203,7 @@ async def test_listing_survives_changes_between_pages(harness: Harness) -> None:
     gone = [key for key, _ in page]
     await harness.store.end(gone[0])
     await harness.store.rebind(gone[1], bindings[gone[1]].version, B, epoch=1)
-    await harness.store.renew(gone[-1], bindings[gone[-1]], context_tokens=1, num_turns=1)
+    harness.store.renew(gone[-1], bindings[gone[-1]], context_tokens=1, num_turns=1)
     await harness.settle()
     while cursor is not None:
         page, cursor = await harness.store.list_by_backend(A, cursor=cursor, limit=3)

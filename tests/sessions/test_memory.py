@@ -36,7 +36,7 @@ async def test_cap_evicts_the_longest_unused() -> None:
         if number == 0:
             first = binding
     clock.now_s += 1
-    await store.renew(key(0), first, context_tokens=1, num_turns=1)
+    store.renew(key(0), first, context_tokens=1, num_turns=1)
     await store.get(key(1))
     await store.claim(key(3), A, 1)
     assert [await store.get(key(number)) is not None for number in range(4)] == [True, False, True, True]
@@ -113,9 +113,7 @@ async def fill(store: MemoryStore, num_sessions: int, chance: random.Random) -> 
         session = SessionKey(f"{chance.getrandbits(128):032x}")
         binding = await store.claim(session, names[number % 8], 1_700_000_000)
         assert binding is not None
-        await store.renew(
-            session, binding, context_tokens=1000 + chance.randrange(100_000), num_turns=number % 50
-        )
+        store.renew(session, binding, context_tokens=1000 + chance.randrange(100_000), num_turns=number % 50)
 
 
 async def test_bytes_per_session() -> None:

@@ -42,7 +42,7 @@ async def test_impossible_numbers_do_not_spoil_a_batch(shared_redis: RedisProces
     async with started_redis_store(RedisSettings(url=shared_redis.url, budget_ms=1000)) as store:
         bindings = [await store.claim(key(number), A, 1) for number in range(3)]
         for number, (tokens, turns) in enumerate([(-5, -1), (10**30, 10**30), (7, 2)]):
-            await store.renew(key(number), bindings[number], context_tokens=tokens, num_turns=turns)  # type: ignore[arg-type]  # None fails
+            store.renew(key(number), bindings[number], context_tokens=tokens, num_turns=turns)  # type: ignore[arg-type]  # None fails
         await store.flush()
         assert store.stats().errors == {}
         assert store.stats().num_pending_renewals == 0
@@ -84,7 +84,7 @@ async def test_no_session_without_an_end(shared_redis: RedisProcess, redis: Redi
         async def turn(number: int) -> None:
             binding = await store.claim(key(number % 20), BackendId(f"b{number % 3}"), 1)
             assert binding is not None
-            await store.renew(key(number % 20), binding, context_tokens=number, num_turns=1)
+            store.renew(key(number % 20), binding, context_tokens=number, num_turns=1)
             await store.rebind(key(number % 20), binding.version, B, 1)
 
         tasks = [asyncio.create_task(turn(number)) for number in range(200)]

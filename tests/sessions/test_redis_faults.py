@@ -71,7 +71,7 @@ async def test_paused_server(tmp_path: Path) -> None:
             server.pause()
             try:
                 await assert_outage_is_cheap(store, [])
-                await store.renew(KEY, binding, context_tokens=77, num_turns=2)
+                store.renew(KEY, binding, context_tokens=77, num_turns=2)
                 found = await store.get(KEY)
                 assert found is not None
                 assert (found.backend_id, found.context_tokens) == (A, 77)
@@ -108,7 +108,7 @@ async def test_renewal_that_failed_is_sent_again(shared_redis: RedisProcess) -> 
         async with started_redis_store(settings) as store:
             binding = await store.claim(KEY, A, 1)
             assert binding is not None
-            await store.renew(KEY, binding, context_tokens=77, num_turns=2)
+            store.renew(KEY, binding, context_tokens=77, num_turns=2)
             proxy.garbage = b"?\r\n"
             await store.flush()
             assert store.stats().num_pending_renewals == 1
@@ -127,7 +127,7 @@ async def test_lost_session_goes_home_at_its_next_turn(shared_redis: RedisProces
         before = await store.claim(KEY, A, 1, 500)
         assert before is not None
         await redis.flushdb()
-        await store.renew(KEY, before, context_tokens=700, num_turns=1)
+        store.renew(KEY, before, context_tokens=700, num_turns=1)
         await store.flush()
         assert await redis.dbsize() == 0
         after = await store.get(KEY)
@@ -148,7 +148,7 @@ async def test_lost_session_follows_whoever_claimed_it_since(
         assert before is not None
         await redis.flushdb()
         await other.claim(KEY, B, 1)
-        await store.renew(KEY, before, context_tokens=700, num_turns=1)
+        store.renew(KEY, before, context_tokens=700, num_turns=1)
         await store.flush()
         assert (await store.get(KEY)).backend_id == B  # type: ignore[union-attr]  # None fails
 
@@ -326,7 +326,7 @@ async def test_connection_cut_at_each_command(
                 proxy.cut_after, proxy.is_cutting_late = cut_after, is_cutting_late
                 claimed = await store.claim(KEY, A, 1)
                 if claimed is not None:
-                    await store.renew(KEY, claimed, context_tokens=5, num_turns=1)
+                    store.renew(KEY, claimed, context_tokens=5, num_turns=1)
                     await store.flush()
                     await store.rebind(KEY, claimed.version, B, 1)
                 found = await store.get(KEY)

@@ -68,7 +68,7 @@ async def test_late_refresh_cannot_undo_a_move(shared_redis: RedisProcess) -> No
         await until_live(two)
         old = await bound(one)
         for turn in range(20):
-            await two.renew(KEY, old, context_tokens=turn, num_turns=turn)
+            two.renew(KEY, old, context_tokens=turn, num_turns=turn)
         moved = await one.rebind(KEY, old.version, B, 1, 500)
         assert moved is not None
         await two.flush()
@@ -131,7 +131,7 @@ async def test_round_robin_over_three_replicas_keeps_sessions_home(shared_redis:
                 if found is None:
                     found = await store.claim(key, BackendId(f"b{(number + turn) % 4}"), 1)
                 assert found is not None
-                await store.renew(key, found, context_tokens=turn, num_turns=turn + 1)
+                store.renew(key, found, context_tokens=turn, num_turns=turn + 1)
                 turns[key].append(found.backend_id)
         assert turns.pop(moved_key)[5:] == ["moved"] * 5
         assert all(len(Counter(homes)) == 1 for homes in turns.values())

@@ -109,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not known:
             return
         binding = known[pick % len(known)]
-        self.run(self.store(replica).renew(key, binding, context_tokens=tokens, num_turns=turns))
+        self.store(replica).renew(key, binding, context_tokens=tokens, num_turns=turns)
         self.run(self.settle())
         held = self.living(key)
         if held is not None and held.version == binding.version:

@@ -233,7 +233,7 @@ async def test_acl_user_needs_little(secure_server: tuple[RedisProcess, int]) ->
     await until_live(store)
     claimed = await store.claim(key(3), A, 1)
     assert claimed is not None
-    await store.renew(key(3), claimed, context_tokens=1, num_turns=1)
+    store.renew(key(3), claimed, context_tokens=1, num_turns=1)
     await store.flush()
     assert (await store.rebind(key(3), claimed.version, B, 1)).backend_id == B  # type: ignore[union-attr]  # None fails
     await until(lambda: store.stats().num_invalidations == 1, "the move is announced")

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway.downstream.request import ClientRequest
 from gateway.errors import Forbidden, Unauthorized
 from gateway.limits.settings import TenantLimits
 from gateway.tenants.credentials import common_name_of, credential_of
@@ -36,8 +36,8 @@ class Request:
         self.transport = Transport(certificate)
 
 
-def request(*headers: tuple[str, str], certificate: object = None) -> web.BaseRequest:
-    return cast(web.BaseRequest, Request(*headers, certificate=certificate))
+def request(*headers: tuple[str, str], certificate: object = None) -> ClientRequest:
+    return cast(ClientRequest, Request(*headers, certificate=certificate))
 
 
 def bearer(credential: str) -> tuple[str, str]:
@@ -81,7 +81,7 @@ class World:
             environ={"A": KEY},
         )
 
-    async def name_of(self, one: web.BaseRequest) -> str:
+    async def name_of(self, one: ClientRequest) -> str:
         return (self.keeper.recognise(one) or await self.keeper.prove(one)).name
 
 

@@ -11,12 +11,11 @@ import asyncio
 import sys
 
 import uvloop
-from aiohttp import web
 from xxhash import xxh3_64_intdigest
 
-from gateway.downstream.body import read_body
 from gateway.downstream.relay import ClientRelay
-from gateway.downstream.server import make_server
+from gateway.downstream.request import ClientRequest
+from gateway.downstream.server import ClientServer
 from gateway.downstream.settings import DownstreamSettings
 from gateway.upstream.pool import UpstreamPool
 from gateway.upstream.settings import UpstreamSettings
@@ -29,8 +28,8 @@ async def main(port: int, urls: list[str]) -> None:
     pools = [UpstreamPool(url, upstream) for url in urls]
     heads = RequestHeads(HeaderSettings())
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        body = await read_body(request, downstream)
+    async def serve(request: ClientRequest) -> None:
+        body = await request.read_body()
         session_id = request.headers.get("x-session-id", "")
         pool = pools[xxh3_64_intdigest(session_id.encode()) % len(pools)]
         head = heads.build(
@@ -53,11 +52,12 @@ async def main(port: int, urls: list[str]) -> None:
             await exchange.relay(relay)
         finally:
             exchange.abort()
-        return relay.response
 
-    runner = web.ServerRunner(make_server(handle, downstream))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    def handle(request: ClientRequest) -> None:
+        request.on_gone = asyncio.ensure_future(serve(request)).cancel
+
+    server = ClientServer(handle, downstream)
+    await asyncio.get_running_loop().create_server(server, "127.0.0.1", port)
     await asyncio.Event().wait()
 
 

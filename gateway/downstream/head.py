@@ -1,0 +1,203 @@
+"""The head of a request: what its bytes say, or why they are refused.
+
+Decision: llhttp (strict, by httptools) judges every byte of a head. It is fed whole heads only, up to their
+empty line, so a head that arrives in pieces is read exactly like one that arrives at once. Framing is judged
+here on top, more strictly than llhttp does: one `Host`, one `Content-Length` of digits, or
+`Transfer-Encoding: chunked` and nothing else, and never two ways to tell a body's end.
+
+Pure: knows no socket and no body.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import unquote
+
+from httptools import HttpParserError, HttpParserInvalidMethodError, HttpParserUpgrade, HttpRequestParser
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.downstream.refusal import (
+    MALFORMED,
+    NOT_HTTP,
+    TOO_MANY_FIELDS,
+    Refused,
+    head_too_large,
+    line_too_long,
+)
+from gateway.downstream.settings import DownstreamSettings
+from gateway.wire.header_names import HeaderNames
+
+END_OF_HEAD: Final = b"\r\n\r\n"
+
+MIN_HEAD_LIMIT_BYTES: Final = 65_536
+"""Whole heads up to this size are read whatever the limits of a line and a field are."""
+
+_HOST, _LENGTH, _CODING, _CONNECTION, _REQUEST_ID, _ENCODING = 1, 2, 3, 4, 5, 6
+_ROLES: Final = HeaderNames(
+    {
+        b"host": _HOST,
+        b"content-length": _LENGTH,
+        b"transfer-encoding": _CODING,
+        b"connection": _CONNECTION,
+        b"x-request-id": _REQUEST_ID,
+        b"content-encoding": _ENCODING,
+    }.get
+)
+
+
+class HeadLimits:
+    """How large a head may be."""
+
+    __slots__ = ("max_field_bytes", "max_fields", "max_head_bytes", "max_line_bytes")
+
+    def __init__(self, settings: DownstreamSettings) -> None:
+        self.max_line_bytes = settings.max_request_line_bytes
+        self.max_field_bytes = settings.max_header_field_bytes
+        self.max_fields = settings.max_headers
+        self.max_head_bytes = max(MIN_HEAD_LIMIT_BYTES, self.max_line_bytes + self.max_field_bytes)
+
+    def check_unfinished(self, raw: bytes) -> None:
+        """Raise Refused for the beginning of a head that cannot become a good one."""
+        if len(raw) > self.max_head_bytes:
+            raise Refused(head_too_large(self.max_head_bytes))
+        line_end = raw.find(b"\n", 0, self.max_line_bytes + 2)
+        if line_end >= 0:
+            _read_request_line(raw[: line_end - 1] if raw[line_end - 1 : line_end] == b"\r" else b"")
+        elif len(raw) > self.max_line_bytes + 1:
+            raise Refused(line_too_long(self.max_line_bytes))
+        elif not raw[:1].isalpha():
+            raise Refused(NOT_HTTP)
+
+
+class RequestHead:
+    """A request line and its header fields."""
+
+    __slots__ = (
+        "_headers",
+        "content_encoding",
+        "content_length",
+        "is_chunked",
+        "is_http11",
+        "keeps_alive",
+        "method",
+        "raw_headers",
+        "raw_path",
+        "request_id",
+    )
+
+    def __init__(self, raw: bytes, limits: HeadLimits) -> None:
+        """`raw` begins with the request line and ends with the empty line. Raises Refused."""
+        self.raw_headers: list[tuple[bytes, bytes]] = []  # as received, without the space around values
+        self._headers: CIMultiDictProxy[str] | None = None
+        self.request_id: bytes | None = None
+        self.content_encoding: str | None = None
+        if len(raw) > limits.max_head_bytes:
+            raise Refused(head_too_large(limits.max_head_bytes))
+        line_end = raw.find(b"\r\n")
+        if line_end > limits.max_line_bytes:
+            raise Refused(line_too_long(limits.max_line_bytes))
+        self._judge(raw)
+        self.method, self.raw_path, self.is_http11 = _read_request_line(raw[:line_end])
+        if len(self.raw_headers) != raw.count(b"\n") - 2:
+            raise Refused(MALFORMED)  # a line that is not one field
+        if b" \r\n" in raw or b"\t\r\n" in raw:
+            self.raw_headers = [(name, value.strip(b" \t")) for name, value in self.raw_headers]
+        if len(self.raw_headers) > limits.max_fields:
+            raise Refused(TOO_MANY_FIELDS)
+        if len(raw) > limits.max_field_bytes:
+            self._check_fields(limits.max_field_bytes)
+        self._read_framing()
+
+    @property
+    def path(self) -> str:
+        """The decoded path of the target, without its query."""
+        path = self.raw_path
+        if not path.startswith("/"):
+            _, is_absolute, rest = path.partition("://")
+            if is_absolute:
+                path = "/" + rest.partition("/")[2]
+        path = path.partition("#")[0].partition("?")[0]
+        return unquote(path) if "%" in path else path
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """The fields by name in any case."""
+        if self._headers is None:
+            self._headers = CIMultiDictProxy(
+                CIMultiDict(
+                    (name.decode("ascii"), value.decode("utf-8", "surrogateescape"))
+                    for name, value in self.raw_headers
+                )
+            )
+        return self._headers
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """The parser's callback."""
+        self.raw_headers.append((name, value))
+
+    def _judge(self, raw: bytes) -> None:
+        try:
+            HttpRequestParser(self).feed_data(raw)
+        except HttpParserUpgrade:
+            pass  # whether to switch protocols is decided by whoever serves the request
+        except HttpParserInvalidMethodError:
+            raise Refused(NOT_HTTP) from None
+        except HttpParserError:
+            raise Refused(MALFORMED) from None
+
+    def _check_fields(self, limit_bytes: int) -> None:
+        for name, value in self.raw_headers:
+            if len(name) + len(value) > limit_bytes:
+                raise Refused(line_too_long(limit_bytes))
+
+    def _read_framing(self) -> None:
+        """How the body ends, and whether the connection stays."""
+        length: int | None = None
+        is_chunked = False
+        num_hosts = 0
+        connection = b""
+        roles = _ROLES
+        for name, value in self.raw_headers:
+            role = roles[name]
+            if role is None:
+                continue
+            if role == _HOST:
+                num_hosts += 1
+            elif role == _REQUEST_ID:
+                self.request_id = value
+            elif role == _ENCODING:
+                self.content_encoding = value.decode("latin-1")
+            elif role == _CONNECTION:
+                connection += b"," + value
+            elif length is not None or is_chunked:
+                raise Refused(MALFORMED)
+            elif role == _LENGTH:
+                if not value.isdigit():
+                    raise Refused(MALFORMED)
+                length = int(value)
+            elif value.lower() == b"chunked" and self.is_http11:
+                is_chunked = True
+            else:
+                raise Refused(MALFORMED)
+        if num_hosts != 1 and (num_hosts or self.is_http11):
+            raise Refused(MALFORMED)
+        self.content_length, self.is_chunked = length, is_chunked
+        self.keeps_alive = _keeps_alive(connection, self.is_http11) if connection else self.is_http11
+
+
+def _read_request_line(line: bytes) -> tuple[str, str, bool]:
+    """Return method, target and whether it is HTTP/1.1, not 1.0. Raises Refused for anything else."""
+    parts = line.split(b" ")
+    if len(parts) != 3 or not line.isascii():
+        raise Refused(NOT_HTTP)
+    version = parts[2]
+    target = parts[1].decode("ascii")
+    is_http11 = version == b"HTTP/1.1"
+    if not (is_http11 or version == b"HTTP/1.0") or not target.isprintable():
+        raise Refused(NOT_HTTP)
+    return parts[0].decode("ascii"), target, is_http11
+
+
+def _keeps_alive(connection: bytes, is_http11: bool) -> bool:
+    tokens = {token.strip() for token in connection.lower().split(b",")}
+    return b"close" not in tokens and (is_http11 or b"keep-alive" in tokens)
