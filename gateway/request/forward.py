@@ -8,6 +8,7 @@ head that another backend can better becomes an UpstreamError.
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 
 from gateway.errors import UpstreamError, UpstreamUnavailable
 from gateway.limits.cooldowns import parse_retry_after
@@ -129,11 +130,24 @@ def answer_headers(turn: Turn, answer: UpstreamAnswer, is_stream: bool) -> list[
         headers += [(name.encode(), value.encode()) for name, value in turn.charge.headers()]
     if is_stream:
         headers.append((b"x-accel-buffering", b"no"))  # nginx in front would hold events back
-    headers += [
-        (b"x-request-id", turn.request_id.encode()),
-        (b"x-homing-backend", decision.backend_id.encode()),
-        (b"x-homing-affinity", placement.affinity._value_.encode()),
-        (b"x-homing-key-source", turn.facts.key_source._value_.encode()),
-        (b"x-homing-reason", (placement.moved_reason or decision.reason).encode()),
-    ]
+    headers.append((b"x-request-id", turn.request_id.encode()))
+    headers += _told(
+        decision.backend_id,
+        placement.affinity._value_,
+        turn.facts.key_source._value_,
+        placement.moved_reason or decision.reason,
+    )
     return headers
+
+
+@lru_cache(maxsize=4_096)
+def _told(
+    backend_id: BackendId, affinity: str, key_source: str, reason: str
+) -> tuple[tuple[bytes, bytes], ...]:
+    """What an answer tells of its decision. Few answers differ in it."""
+    return (
+        (b"x-homing-backend", backend_id.encode()),
+        (b"x-homing-affinity", affinity.encode()),
+        (b"x-homing-key-source", key_source.encode()),
+        (b"x-homing-reason", reason.encode()),
+    )

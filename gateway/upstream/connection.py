@@ -47,8 +47,8 @@ READ_SIZE_BYTES: Final = 262_144
 """What one read of the socket may bring (asyncio and uvloop alike)."""
 
 
-class Phase(enum.Enum):
-    """Where a connection stands with the request it serves."""
+class Phase(enum.IntEnum):
+    """Where a connection stands with the request it serves. Integers, because their hash is no Python code."""
 
     IDLE = enum.auto()  # open, serves nothing
     SENT = enum.auto()  # request written, no byte of an answer yet
