@@ -60,6 +60,7 @@ class AdminApi:
     def _guarded(self, operation: Operation) -> Handler:
         async def handle(request: web.Request) -> web.Response:
             self._guard.check(request, is_change=operation.is_change)
+            self._parts.settle()
             response = await operation.run(request)
             if operation.is_change:
                 target = dict(request.match_info)

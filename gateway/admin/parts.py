@@ -38,6 +38,7 @@ class AdminParts:
     journal: Journal | None
     tenant_named: Callable[[str], Tenant | None]
     num_in_flight: Callable[[], int]
+    settle: Callable[[], None]  # writes down the requests that have ended, before their numbers are shown
     reload: Callable[[], Awaitable[ReloadReport]]
     environ: Mapping[str, str]
     clock: Callable[[], float] = time.monotonic

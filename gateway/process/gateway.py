@@ -11,9 +11,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -39,6 +40,7 @@ from gateway.observability.log_writer import LogWriter
 from gateway.observability.logs import AccessLog, log_event
 from gateway.observability.loop_lag import LoopLag
 from gateway.observability.metrics import GatewayMetrics, status_label
+from gateway.observability.series import Series
 from gateway.observability.worker_reports import WorkerReports
 from gateway.process.authentication import Authentication
 from gateway.process.gauges import state_gauges
@@ -60,6 +62,7 @@ from gateway.request.handover import Handover
 from gateway.request.in_flight import RequestsInFlight
 from gateway.request.intake import Intake
 from gateway.request.journal import Journal
+from gateway.request.ledger import Ledger
 from gateway.request.parts import ProxyParts
 from gateway.request.proxy import Proxy
 from gateway.request.recorder import Recorder
@@ -149,6 +152,7 @@ class Gateway:
         self.key_watch = KeyWatch(config.key_watch)
         self.authentication = Authentication(config, self.sessions, clock=clock, environ=environ)
         self.in_flight = RequestsInFlight()
+        self.ledger = Ledger(self.router, self.recorder, clock=clock)
         self._tracing = _open_tracing(config)
         self._proxy_parts = self._make_proxy_parts(config)
         self.proxy = Proxy(self._proxy_parts)
@@ -160,7 +164,7 @@ class Gateway:
         )
         self.front.debug_tokens = self._admin_tokens if self._admin_tokens.is_any else None
         self.loop_lag = LoopLag()
-        self.metrics.add_state(lambda: state_gauges(self))
+        self.metrics.add_state(self._state)
         self.port = self.admin_port = 0
 
     # -- construction, continued
@@ -188,6 +192,7 @@ class Gateway:
             handover=self.handover,
             admission=self.admission,
             in_flight=self.in_flight,
+            ledger=self.ledger,
             tracing=self._tracing,
             retries=RetryBudget(config.failover),
             clock=self._clock,
@@ -208,6 +213,7 @@ class Gateway:
             journal=self.journal,
             tenant_named=lambda name: self.authentication.gatekeeper.directory.named(name),
             num_in_flight=lambda: len(self.in_flight),
+            settle=self.ledger.drain,
             reload=self.reloader.reload,
             environ=self._environ,
             clock=self._clock,
@@ -256,6 +262,7 @@ class Gateway:
         await self.replica_sync.close()
         await self.handover.close()
         await self.prober.close()
+        self.ledger.drain()
         await self.recorder.close()
         await self.body_helper.close()
         await self.pools.close()
@@ -382,6 +389,10 @@ class Gateway:
             kv_usage=report.kv_usage or 0.0,
             now_s=self._clock(),
         )
+
+    def _state(self) -> Iterator[Series[Any]]:
+        self.ledger.drain()
+        return state_gauges(self)
 
     def _degraded(self) -> list[str]:
         return ["session_store"] if self.sessions.stats().is_degraded else []

@@ -14,6 +14,7 @@ from gateway.observability.metrics import GatewayMetrics
 from gateway.request.handover import Handover
 from gateway.request.in_flight import RequestsInFlight
 from gateway.request.intake import Intake
+from gateway.request.ledger import Ledger
 from gateway.request.recorder import Recorder
 from gateway.request.tracing import Tracing
 from gateway.routing.failover import RetryBudget
@@ -36,6 +37,7 @@ class ProxyParts:
     handover: Handover
     admission: Admission
     in_flight: RequestsInFlight
+    ledger: Ledger
     retries: RetryBudget
     tracing: Tracing | None = None
     clock: Callable[[], float] = time.monotonic

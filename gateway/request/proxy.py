@@ -59,7 +59,7 @@ class Proxy:
         self._has_backend_gates = parts.admission.has_backend_gates
         self.intake = parts.intake
         self._forwarder = Forwarder(parts)
-        self._in_flight = parts.in_flight
+        self._in_flight, self._ledger = parts.in_flight, parts.ledger
         self._steps = (self.intake.read, self._look_up, self._admit, self._place, self._bind, self._forward)
         self._place_step = self._steps.index(self._place)
 
@@ -134,6 +134,8 @@ class Proxy:
         if answer_key is not None and turn.tenant.is_known:
             return self._look_up_answer(turn)
         if key is not None:
+            if key in self._ledger.keys:
+                self._ledger.drain()
             binding = self._sessions.peek(key)
             if isinstance(binding, Unknown):
                 return self._ask_store(turn)
@@ -193,6 +195,7 @@ class Proxy:
         self._reserve(turn, await self._admission.choose(partial(self._decide, turn), turn.placement.ticket))
 
     def _decide(self, turn: Turn) -> Decision:
+        self._ledger.drain()
         now_s, placement = self._clock(), turn.placement
         return self._router.decide(
             turn.facts,
@@ -212,14 +215,12 @@ class Proxy:
         placement.reservation = self._router.reserve(turn.facts, decision, self._clock())
 
     def _release(self, turn: Turn) -> None:
+        """Give a place on a backend back before the turn has ended: another backend follows, or none."""
         reservation, turn.placement.reservation = turn.placement.reservation, None
-        if reservation is None:
-            return
-        outcome = turn.outcome
-        was_answered = outcome.observer is not None and outcome.error is None and not outcome.is_client_gone
-        self._router.release(reservation, self._clock(), outcome.usage, completed=was_answered)
-        if self._has_backend_gates:
-            self._admission.leave_backend(reservation.backend_id)
+        if reservation is not None:
+            self._router.release(reservation, self._clock(), None, completed=False)
+            if self._has_backend_gates:
+                self._admission.leave_backend(reservation.backend_id)
 
     # -- the session's home agrees with the decision
 
@@ -474,22 +475,19 @@ class Proxy:
     # -- 7 record
 
     def _finish(self, turn: Turn) -> None:
-        """Give back what the turn holds and write down what became of it. Once per turn."""
+        """Give back what the turn holds, and have written down what became of it. Once per turn."""
         attempt, turn.attempt = turn.attempt, None
         if attempt is not None:
             attempt.abort()  # does nothing after a complete answer
         turn.request.on_gone = None
-        if turn.outcome.observer is not None:
-            turn.outcome.observer.finish()
-        self._release(turn)
-        if turn.placement.holds_place:
+        placement = turn.placement
+        if self._has_backend_gates and placement.reservation is not None:
+            self._admission.leave_backend(placement.reservation.backend_id)
+        if placement.holds_place:
             self._admission.leave()
         self._in_flight.discard(turn)
-        try:
-            self.intake.settle(turn)
-            self._parts.recorder.record(turn, self._clock())
-        except Exception as error:
-            _log_fault(turn, error)
+        self.intake.settle(turn)
+        self._ledger.add(turn)
 
 
 def _log_fault(turn: Turn, error: Exception) -> None:

@@ -44,8 +44,8 @@ class Recorder:
         self._journal = journal
         self._writes: set[asyncio.Task[Any]] = set()
 
-    def record(self, turn: Turn, now_s: float) -> None:
-        """Changes: metrics, the session store, the access log."""
+    def record(self, turn: Turn, now_s: float, *, delay_s: float = 0.0) -> None:
+        """Changes: metrics, the session store, the access log. The turn ended at `now_s`, `delay_s` ago."""
         if turn.outcome.is_client_gone:
             turn.outcome.status = CLIENT_CLOSED_REQUEST
         self._renew(turn)
@@ -57,7 +57,7 @@ class Recorder:
         if self._journal is not None:
             self._journal.note(turn, now_s)
         if self.logs_requests:
-            self.log.write(_access_line(turn, now_s))
+            self.log.write(_access_line(turn, now_s, time.time() - delay_s))
         if turn.is_debug:
             self.log.write(debug_line(turn))
 
@@ -179,11 +179,11 @@ def _turn_label(binding: Binding | None) -> str:
     return _TURN_LABELS[binding.num_turns] if binding.num_turns < len(_TURN_LABELS) else "10+"
 
 
-def _access_line(turn: Turn, now_s: float) -> AccessLine:
+def _access_line(turn: Turn, now_s: float, wall_s: float) -> AccessLine:
     placement, outcome = turn.placement, turn.outcome
     facts, decision, usage = turn.facts, placement.decision, outcome.usage
     line = AccessLine(
-        time=int(time.time() * 1000) / 1000,
+        time=int(wall_s * 1000) / 1000,
         request_id=turn.request_id,
         api=turn.api.value,
         status=outcome.status,

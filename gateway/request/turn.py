@@ -63,6 +63,11 @@ class TurnOutcome(msgspec.Struct, kw_only=True):
     observer: AnswerObserver | None = None  # of an answer that was relayed
 
     @property
+    def is_answered(self) -> bool:
+        """A whole answer was relayed."""
+        return self.observer is not None and self.error is None and not self.is_client_gone
+
+    @property
     def usage(self) -> Usage | None:
         return self.observer.usage if self.observer is not None else None
 

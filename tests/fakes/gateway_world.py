@@ -66,7 +66,7 @@ class GatewayWorld:
         self._record_path = record_path
         self._num_gateways = num_gateways
         self.data: dict[str, Any] = {}  # the configuration as a reload will read it
-        self.gateways: list[Gateway] = []
+        self._gateways: list[Gateway] = []
         self.clients: list[httpx.AsyncClient] = []
         self.admins: list[httpx.AsyncClient] = []
 
@@ -92,7 +92,7 @@ class GatewayWorld:
                 record_path=self._record_path,
             )
             await gateway.start()
-            self.gateways.append(gateway)
+            self._gateways.append(gateway)
             self.clients.append(httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}", timeout=10))
             admin_url = f"http://127.0.0.1:{gateway.admin_port}"
             self.admins.append(httpx.AsyncClient(base_url=admin_url, timeout=10))
@@ -113,6 +113,13 @@ class GatewayWorld:
             for gateway in self.gateways
             for backend in gateway.fleet.view.backends.values()
         )
+
+    @property
+    def gateways(self) -> list[Gateway]:
+        """All gateways, with every request that has ended written down."""
+        for gateway in self._gateways:
+            gateway.ledger.drain()
+        return self._gateways
 
     @property
     def gateway(self) -> Gateway:
