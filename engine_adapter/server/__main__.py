@@ -67,7 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-num-waiting", type=int, default=defaults.max_num_waiting, help="queue limit, then 503")
     add("--max-queue-seconds", type=float, default=120.0, help="waiting limit per request, then 503")
     add("--no-prefix-caching", action="store_true", help="recompute every prompt")
-    add("--num-draft-tokens", type=int, default=0, help="prompt-lookup speculation; 0 is off")
     add(
         "--min-partial-tokens",
         type=int,
@@ -98,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="attention_backend",
         default=defaults.attention_backend,
         choices=["auto", *BACKEND_NAMES],
-        help="auto: torch on a CPU; on a GPU FlashInfer if installed, else our kernels",
+        help="auto: torch on a CPU, our kernels (cupy) on a GPU",
     )
     add("--max-body-bytes", type=int, default=MAX_BODY_BYTES, help="largest request body")
     add("--drain-timeout", type=float, default=30.0, help="seconds for running requests after SIGTERM")
@@ -129,7 +128,6 @@ def _config(options: argparse.Namespace) -> ServerConfig:
             max_num_sequences=options.max_num_sequences,
             max_num_waiting=options.max_num_waiting,
             enable_prefix_caching=not options.no_prefix_caching,
-            num_draft_tokens=options.num_draft_tokens,
             min_partial_tokens=options.min_partial_tokens,
             pin_budget_fraction=options.pin_budget,
             pin_manifest_path=options.pin_manifest,

@@ -12,17 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from paged_kv import flashinfer_backend, reference
+from paged_kv import reference
 from paged_kv.arena import KVArena
 from paged_kv.backends.attention import AttentionBackend, AttentionBatch, make_backend
 from paged_kv.layout import KVDtype, KVLayout
 
 DEVICE = os.environ.get("PAGED_KV_DEVICE", "cpu")
-BACKENDS = (
-    ("reference", "torch", "torch on one thread", "cupy", "flashinfer")
-    if DEVICE == "cpu"
-    else ("torch", "cupy", "flashinfer")
-)
+BACKENDS = ("reference", "torch", "torch on one thread", "cupy") if DEVICE == "cpu" else ("torch", "cupy")
 # A GPU sums in another order and rounds exponentials differently.
 FLOAT32_TOLERANCE = 2e-5 if DEVICE == "cpu" else 2e-4
 NUM_LAYERS = 2
@@ -129,8 +125,6 @@ def make_bench(request: pytest.FixtureRequest) -> Iterator[MakeBench]:
             head_dim=head_dim,
             dtype=dtype,
         )
-        if request.param == "flashinfer" and (reason := flashinfer_backend.obstacle(layout, DEVICE)):
-            pytest.skip(reason)
         arena = KVArena.allocate(layout, DEVICE)
         backend = make_backend(
             name, arena, num_heads=num_heads, scale=head_dim**-0.5, sliding_window=sliding_window

@@ -17,7 +17,6 @@ from engine_adapter.engine.kv.prefix_cache import PrefixCache
 from engine_adapter.engine.kv.tiers.tier_config import TierConfig
 from engine_adapter.engine.model.model_runner import ModelRunner
 from engine_adapter.engine.model.sampling import SamplingParams
-from engine_adapter.engine.prompt_lookup import propose_drafts
 from engine_adapter.engine.scheduling.scheduler import QueueFull
 from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason
 
@@ -231,7 +230,6 @@ def test_thousand_mixed_requests_on_a_tiny_pool(window: int | None) -> None:
         max_num_sequences=6,
         max_batch_tokens=24,
         max_prefill_tokens_beside_decodes=8,
-        num_draft_tokens=2,
         tiers=TierConfig(host_bytes=1 << 14 if window else 0),
     )
     stems = [tokens(length, seed) for seed, length in enumerate((8, 20, 30))]
@@ -329,22 +327,12 @@ def test_auto_dtype_is_native() -> None:
         {"dtype": "fp64"},
         {"kv_dtype": "int4"},
         {"pin_budget_fraction": 1.0},
-        {"num_draft_tokens": -1},
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, object]) -> None:
     """A setting that means nothing fails when it is made, not when it is used."""
     with pytest.raises(ValueError, match=next(iter(settings))):
         EngineConfig(**settings)
-
-
-def test_drafts_follow_the_latest_repetition() -> None:
-    """Guesses are what came after the last earlier copy of the newest tokens; no copy, no guess."""
-    assert propose_drafts([1, 2, 3, 4, 1, 2, 3], 2) == (4, 1)
-    assert propose_drafts([5, 6, 7, 9, 5, 6, 8, 0, 5, 6], 3) == (8, 0, 5)
-    assert propose_drafts([1, 2, 3, 4], 4) == ()
-    assert propose_drafts([1], 4) == ()
-    assert propose_drafts([1, 1, 1, 1], 1) == (1,)
 
 
 def test_tiny_model_is_small() -> None:

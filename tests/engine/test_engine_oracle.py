@@ -185,33 +185,6 @@ def test_next_turn_reuses_what_the_last_turn_generated() -> None:
         history = history + answer + random_tokens(turn, 5)
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 4])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_prompt_lookup_never_changes_the_text(num_draft_tokens: int, temperature: float) -> None:
-    """Guessed tokens save steps and nothing else: text equals the run without, also when sampling."""
-    plain = tiny_engine()
-    guessing = tiny_engine(num_draft_tokens=num_draft_tokens)
-    phrase = random_tokens(3, 6)
-    num_steps = {plain: 0, guessing: 0}
-    for seed in range(8):
-        bias = dict.fromkeys(phrase[:3], 6.0)  # few likely tokens: repetitions, right guesses
-        sampling = SamplingParams(temperature=temperature, max_tokens=30, seed=seed, logit_bias=bias)
-        texts = []
-        for engine in (plain, guessing):
-            request = EngineRequest(request_id="r", prompt_token_ids=phrase * 3 + [seed], sampling=sampling)
-            engine.add_request(request)
-            text: list[int] = []
-            while engine.has_work:
-                num_steps[engine] += 1
-                for output in engine.step():
-                    text += output.new_token_ids
-            texts.append(text)
-            engine.verify()
-        assert texts[0] == texts[1]
-        assert len(texts[0]) == 30
-    assert num_steps[guessing] < num_steps[plain]
-
-
 def test_copied_partial_blocks_equal_no_cache(expected: dict[tuple[int, int], list[int]]) -> None:
     """With copy on write every shared token is reused, also inside a block, and the source stays intact."""
     engine = tiny_engine(num_kv_blocks=512, min_partial_tokens=1)

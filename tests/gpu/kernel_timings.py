@@ -14,7 +14,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from paged_kv.arena import KVArena
 from paged_kv.backends.attention import AttentionBatch
 from paged_kv.backends.cupy_backend import CupyBackend
-from paged_kv.flashinfer_backend import FlashInferBackend, obstacle
 from paged_kv.kernels.paged_ops import PagedKernels
 from paged_kv.layout import KVDtype, KVLayout
 
@@ -152,18 +151,6 @@ class Case:
             ("copy_ranges", 2 * half * self.layout.block_bytes,
              lambda i: self.kernels.copy_ranges(storage, storage, targets, sources, self.layout.block_bytes)),
         )  # fmt: skip
-        if obstacle(self.layout, str(self.device)) is None:
-            rival = FlashInferBackend(
-                self.arena, num_heads=scale.num_heads, scale=scale.head_dim**-0.5, sliding_window=None
-            )
-            cases = (
-                *cases,
-                (
-                    "flashinfer",
-                    self.layer_kv_bytes,
-                    lambda i: rival.attend(i % layers, query, new, new, self.step),
-                ),
-            )
         for name, num_bytes, call in cases:
             timing = time_calls(call, self.device, repetitions=scale.repetitions)
             floor_s = num_bytes / bandwidth

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKEND_NAMES", "AttentionBackend", "AttentionBatch", "make_backend"]
 
-BACKEND_NAMES = ("reference", "torch", "cupy", "flashinfer")
+BACKEND_NAMES = ("reference", "torch", "cupy")
 
 
 class AttentionBackend(Protocol):
@@ -71,15 +71,6 @@ class AttentionBackend(Protocol):
         """Return `reference.checksum` of one block, computed where the block lies."""
 
 
-def automatic_backend(arena: KVArena) -> str:
-    """Return what `auto` means: torch on a CPU; on a GPU FlashInfer if it can serve, else our kernels."""
-    if not arena.device.startswith("cuda"):
-        return "torch"
-    from paged_kv.flashinfer_backend import obstacle
-
-    return "flashinfer" if obstacle(arena.layout, arena.device) is None else "cupy"
-
-
 def make_backend(
     name: str,
     arena: KVArena,
@@ -101,7 +92,7 @@ def make_backend(
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window must be at least 1 or None, got {sliding_window}")
     if name == "auto":
-        name = automatic_backend(arena)
+        name = "torch" if arena.is_host else "cupy"
     if name == "reference":
         from paged_kv.backends.reference_backend import ReferenceBackend
 
@@ -114,9 +105,5 @@ def make_backend(
         from paged_kv.backends.cupy_backend import CupyBackend
 
         return CupyBackend(arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window)
-    if name == "flashinfer":
-        from paged_kv.flashinfer_backend import FlashInferBackend
-
-        return FlashInferBackend(arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window)
     known = ", ".join(BACKEND_NAMES)
     raise ValueError(f"unknown attention backend {name!r}: choose auto or one of {known}")

@@ -1,6 +1,6 @@
 """Paged attention with our own kernels: written for a GPU, proven on a CPU through the same files.
 
-Decisions: a sequence with at most MAX_DECODE_TOKENS new tokens (decoding, drafts to verify) is attended by
+Decisions: a sequence with at most MAX_DECODE_TOKENS new tokens (decoding, the end of a prompt) is attended by
 the decode kernel, one row per token, straight from its blocks; longer ones are gathered once and handed to
 torch's SDPA, whose tensor-core kernels no plain kernel reaches. Copies whose sources are also destinations
 go through a scratch buffer. On a host arena the kernels run through the shim, for tests only. Invariants:

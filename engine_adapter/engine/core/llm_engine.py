@@ -34,7 +34,7 @@ from engine_adapter.engine.kv.pin_service import PinService
 from engine_adapter.engine.kv.pins import PinTable
 from engine_adapter.engine.kv.prefix_cache import CachedBlock
 from engine_adapter.engine.kv.tiers.kv_tiers import KVTiers
-from engine_adapter.engine.model.model_runner import ModelRunner, SampledTokens
+from engine_adapter.engine.model.model_runner import ModelRunner, SampledToken
 from engine_adapter.engine.model.sampling import SamplingState
 from engine_adapter.engine.scheduling.scheduler import ScheduledSequence, Scheduler
 from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason, Sequence, Timings
@@ -302,7 +302,7 @@ class LLMEngine:
     def _postprocess(
         self,
         scheduled: list[ScheduledSequence],
-        sampled: list[SampledTokens | None],
+        sampled: list[SampledToken | None],
         stored: list[CachedBlock],
     ) -> list[StepOutput | None]:
         """Record progress, name what is full, append new tokens and end what is done.
@@ -311,35 +311,31 @@ class LLMEngine:
         """
         now_s = self._clock()
         outputs: list[StepOutput | None] = []
-        for item, tokens in zip(scheduled, sampled, strict=True):
+        for item, token in zip(scheduled, sampled, strict=True):
             sequence = item.sequence
-            if tokens is None:
+            if token is None:
                 sequence.num_computed_tokens += item.num_new_tokens
             else:
-                outputs.append(self._append(sequence, tokens, now_s))
+                outputs.append(self._append(sequence, token, now_s))
             stored.extend(self.blocks.commit(sequence))
             if sequence.finish_reason is not None:
                 self._retire(sequence)
         return outputs
 
-    def _append(self, sequence: Sequence, tokens: SampledTokens, now_s: float) -> StepOutput | None:
-        num_new = min(len(tokens.token_ids), sequence.max_num_tokens - sequence.num_tokens)
-        new_token_ids = tokens.token_ids[:num_new]
-        sequence.token_ids.extend(new_token_ids)
-        self._num_generated_tokens += num_new
+    def _append(self, sequence: Sequence, token: SampledToken, now_s: float) -> StepOutput | None:
+        """Append the new token, which has no KV yet, and decide whether it ends the sequence."""
+        sequence.num_computed_tokens = sequence.num_tokens
+        sequence.token_ids.append(token.token_id)
+        self._num_generated_tokens += 1
         timings = sequence.timings
         if timings.first_token_s is None:
             timings.first_token_s = now_s
         timings.last_token_s = now_s
-        reason = None
-        if new_token_ids[-1] in sequence.request.sampling.stop_token_ids:
-            reason = FinishReason.STOP
+        if token.token_id in sequence.request.sampling.stop_token_ids:
+            sequence.finish_reason = FinishReason.STOP
         elif sequence.num_tokens >= sequence.max_num_tokens:
-            reason = FinishReason.LENGTH
-        # The newest token has no KV yet; drafts that were kept before it have.
-        sequence.num_computed_tokens = sequence.num_tokens - 1
-        sequence.finish_reason = reason
-        return output_of(sequence, reason, new_token_ids, tokens.logprobs[:num_new])
+            sequence.finish_reason = FinishReason.LENGTH
+        return output_of(sequence, sequence.finish_reason, token)
 
     def _retire(self, sequence: Sequence) -> None:
         """End a sequence: let its pin and its tags take note first, then free what it holds."""

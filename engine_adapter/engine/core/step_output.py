@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine_adapter.engine.model.model_runner import SampledToken
 from engine_adapter.engine.model.sampling import TokenLogprobs
 from engine_adapter.engine.scheduling.sequence import FinishReason, Sequence, Timings
 
@@ -29,19 +30,18 @@ class StepOutput:
 def output_of(
     sequence: Sequence,
     reason: FinishReason | None,
-    new_token_ids: list[int] | None = None,
-    logprobs: list[TokenLogprobs | None] | None = None,
+    token: SampledToken | None = None,
     error: str | None = None,
 ) -> StepOutput | None:
     """Report a sequence after a step; None for the engine's own, whose output nobody waits for."""
     if sequence.request.is_internal:
         return None
-    brings_first_token = bool(new_token_ids) and len(new_token_ids or ()) == sequence.num_output_tokens
+    is_first_token = token is not None and sequence.num_output_tokens == 1
     return StepOutput(
         request_id=sequence.request_id,
-        new_token_ids=new_token_ids or [],
-        logprobs=logprobs or [],
-        prompt_logprobs=sequence.sampling_state.prompt_logprobs if brings_first_token else [],
+        new_token_ids=[token.token_id] if token is not None else [],
+        logprobs=[token.logprobs] if token is not None else [],
+        prompt_logprobs=sequence.sampling_state.prompt_logprobs if is_first_token else [],
         finish_reason=reason,
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_output_tokens=sequence.num_output_tokens,

@@ -19,11 +19,11 @@ from paged_kv.batch import AttentionBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledTokens:
-    """New tokens of one sequence: one, or more where drafts were right."""
+class SampledToken:
+    """The new token of one sequence."""
 
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
+    token_id: int
+    logprobs: TokenLogprobs | None
 
 
 class ModelRunner:
@@ -35,7 +35,7 @@ class ModelRunner:
         self._sampler = Sampler()
 
     @torch.inference_mode()
-    def run(self, scheduled: list[ScheduledSequence]) -> list[SampledTokens | None]:
+    def run(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
         """Compute one step; an entry is None where the sequence did not reach its last token.
 
         Changes: KV memory, and the sampling states of sequences that get tokens or prompt scores.
@@ -46,14 +46,12 @@ class ModelRunner:
         scored_rows: list[int] = []
         for item in scheduled:
             sequence, start = item.sequence, item.sequence.num_computed_tokens
-            known_end = start + item.num_new_tokens
+            end = start + item.num_new_tokens
             scored_rows.extend(len(token_ids) + position - start for position in item.scored_positions)
-            token_ids.extend(sequence.token_ids[start:known_end])
-            token_ids.extend(item.draft_token_ids)
-            end = known_end + len(item.draft_token_ids)
+            token_ids.extend(sequence.token_ids[start:end])
             positions.extend(range(start, end))
             if item.samples:
-                sampled_rows.extend(range(len(token_ids) - len(item.draft_token_ids) - 1, len(token_ids)))
+                sampled_rows.append(len(token_ids) - 1)
         device = self._model.device
         rows = sampled_rows + scored_rows
         hidden = self._model.hidden_rows(
@@ -71,7 +69,7 @@ class ModelRunner:
         return self._sample(scheduled, self._model.logits(hidden[: len(sampled_rows)]))
 
     def _attention_batch(self, scheduled: list[ScheduledSequence]) -> AttentionBatch:
-        query_lens = [item.num_new_tokens + len(item.draft_token_ids) for item in scheduled]
+        query_lens = [item.num_new_tokens for item in scheduled]
         starts = [item.sequence.num_computed_tokens for item in scheduled]
         return AttentionBatch.build(
             query_lens=query_lens,
@@ -95,44 +93,16 @@ class ModelRunner:
             )
             start += len(following)
 
-    def _sample(self, scheduled: list[ScheduledSequence], logits: torch.Tensor) -> list[SampledTokens | None]:
-        """Sample each sequence's rows in order, going on to the next row while the draft was right.
-
-        A draft token is kept only if the sampler, with the state and the random number of that very step,
-        chooses it itself: the text is the one that would have come without drafts.
-        """
-        results: list[SampledTokens | None] = [
-            SampledTokens(token_ids=[], logprobs=[]) if item.samples else None for item in scheduled
-        ]
-        first_rows = _first_logit_rows(scheduled)
-        active = [index for index, item in enumerate(scheduled) if item.samples]
-        depth = 0
-        while active:
-            rows = torch.tensor([first_rows[index] + depth for index in active], device=logits.device)
-            states = [scheduled[index].sequence.sampling_state for index in active]
-            chosen = self._sampler.sample(logits.index_select(0, rows), states)
-            following: list[int] = []
-            for index, token_id, logprob in zip(active, chosen.token_ids, chosen.logprobs, strict=True):
-                result = results[index]
-                assert result is not None
-                result.token_ids.append(token_id)
-                result.logprobs.append(logprob)
-                if _goes_on(scheduled[index], token_id, depth):
-                    following.append(index)
-            active, depth = following, depth + 1
+    def _sample(self, scheduled: list[ScheduledSequence], logits: torch.Tensor) -> list[SampledToken | None]:
+        """Sample one token per row of `logits`, in the order of the sequences that sample."""
+        states = [item.sequence.sampling_state for item in scheduled if item.samples]
+        chosen = self._sampler.sample(logits, states)
+        tokens = iter(zip(chosen.token_ids, chosen.logprobs, strict=True))
+        results: list[SampledToken | None] = []
+        for item in scheduled:
+            if not item.samples:
+                results.append(None)
+                continue
+            token_id, logprobs = next(tokens)
+            results.append(SampledToken(token_id=token_id, logprobs=logprobs))
         return results
-
-
-def _first_logit_rows(scheduled: list[ScheduledSequence]) -> list[int]:
-    rows, next_row = [], 0
-    for item in scheduled:
-        rows.append(next_row)
-        next_row += 1 + len(item.draft_token_ids) if item.samples else 0
-    return rows
-
-
-def _goes_on(item: ScheduledSequence, token_id: int, depth: int) -> bool:
-    """Whether the row after `depth` holds a valid distribution: the draft there was chosen, and no stop."""
-    drafts = item.draft_token_ids
-    ends = token_id in item.sequence.request.sampling.stop_token_ids
-    return depth < len(drafts) and drafts[depth] == token_id and not ends

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine_adapter.engine.kv.block_manager import BlockManager
-from engine_adapter.engine.prompt_lookup import propose_drafts
 from engine_adapter.engine.scheduling.sequence import FinishReason, Sequence, SequenceStatus
 from engine_adapter.engine.scheduling.step_pace import StepPace
 from engine_adapter.engine.scheduling.waiting_queue import WaitingQueue
@@ -38,7 +37,6 @@ class SchedulerConfig:
     max_step_s: float | None = None  # prompts get fewer tokens per step where it would take longer
     max_num_sequences: int = 32
     max_num_waiting: int = 1024
-    num_draft_tokens: int = 0  # prompt-lookup guesses beside each decode
 
     def __post_init__(self) -> None:
         if self.max_num_sequences < 1:
@@ -60,7 +58,6 @@ class ScheduledSequence:
 
     sequence: Sequence
     num_new_tokens: int
-    draft_token_ids: tuple[int, ...] = ()  # guesses computed along with the last known token
 
     @property
     def samples(self) -> bool:
@@ -87,7 +84,7 @@ class ScheduledBatch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.num_new_tokens + len(item.draft_token_ids) for item in self.scheduled)
+        return sum(item.num_new_tokens for item in self.scheduled)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -174,20 +171,7 @@ class Scheduler:
             if sequence.status is not SequenceStatus.RUNNING or not sequence.is_decoding:
                 continue
             if self._make_room(sequence, batch):
-                batch.scheduled.append(
-                    ScheduledSequence(
-                        sequence=sequence, num_new_tokens=1, draft_token_ids=self._drafts(sequence, batch)
-                    )
-                )
-
-    def _drafts(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[int, ...]:
-        """Guess tokens if budget and free blocks allow; guesses never preempt anybody."""
-        room = self.config.max_batch_tokens - batch.num_tokens - len(self.running)
-        room = min(room, self.config.num_draft_tokens, sequence.max_num_tokens - sequence.num_tokens - 1)
-        if room <= 0:
-            return ()
-        drafts = propose_drafts(sequence.token_ids, room)
-        return drafts if self.blocks.grow(sequence, sequence.num_tokens + len(drafts)) else ()
+                batch.scheduled.append(ScheduledSequence(sequence=sequence, num_new_tokens=1))
 
     def _make_room(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
         """Grow by one token, preempting the greatest rank until it fits or it is its own turn."""
