@@ -119,14 +119,6 @@ def _softmax_mix(query: FloatArray, keys: FloatArray, values: FloatArray, scale:
     return np.asarray(mixed, np.float32)
 
 
-def copy_blocks(arena: ByteArray, layout: KVLayout, pairs: list[tuple[int, int]]) -> None:
-    """Changes: arena. Copy each source block over its destination; every source is read before any write."""
-    blocks = arena.reshape(layout.num_blocks, layout.block_bytes)
-    sources = [blocks[source].copy() for source, _ in pairs]
-    for data, (_, destination) in zip(sources, pairs, strict=True):
-        blocks[destination] = data
-
-
 def checksum(block: ByteArray) -> int:
     """Return a 64-bit sum of a block: each 8-byte word mixed with its position, the results added mod 2^64.
 

@@ -67,12 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-num-waiting", type=int, default=defaults.max_num_waiting, help="queue limit, then 503")
     add("--max-queue-seconds", type=float, default=120.0, help="waiting limit per request, then 503")
     add("--no-prefix-caching", action="store_true", help="recompute every prompt")
-    add(
-        "--min-partial-tokens",
-        type=int,
-        default=0,
-        help="share partial blocks by copy from so many tokens on",
-    )
     add("--pin-budget", type=float, default=defaults.pin_budget_fraction, help="share of blocks for pins")
     add("--pin-manifest", type=Path, help="file that keeps pins over a restart")
     add(
@@ -128,7 +122,6 @@ def _config(options: argparse.Namespace) -> ServerConfig:
             max_num_sequences=options.max_num_sequences,
             max_num_waiting=options.max_num_waiting,
             enable_prefix_caching=not options.no_prefix_caching,
-            min_partial_tokens=options.min_partial_tokens,
             pin_budget_fraction=options.pin_budget,
             pin_manifest_path=options.pin_manifest,
             tiers=TierConfig(

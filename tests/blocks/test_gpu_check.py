@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from paged_kv.kernels.host import missing_tool
+from kernel_tools.host import missing_tool
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "gpu_check.py"
 

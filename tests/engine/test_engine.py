@@ -219,7 +219,7 @@ def test_collision_guard_is_what_protects(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("window", [None, 24])
 def test_thousand_mixed_requests_on_a_tiny_pool(window: int | None) -> None:
-    """Shared prefixes, priorities, tenants, guesses and random aborts: no leak, no hang, all add up.
+    """Shared prefixes, priorities, tenants and random aborts: no leak, no hang, all add up.
 
     Once plain, and once with a sliding window, a pin and a host tier.
     """

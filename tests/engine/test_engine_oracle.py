@@ -183,27 +183,3 @@ def test_next_turn_reuses_what_the_last_turn_generated() -> None:
             assert outputs[-1].num_cached_tokens == (previous - 1) // BLOCK_SIZE * BLOCK_SIZE
         previous = len(history) + len(answer)
         history = history + answer + random_tokens(turn, 5)
-
-
-def test_copied_partial_blocks_equal_no_cache(expected: dict[tuple[int, int], list[int]]) -> None:
-    """With copy on write every shared token is reused, also inside a block, and the source stays intact."""
-    engine = tiny_engine(num_kv_blocks=512, min_partial_tokens=1)
-    for case in CASES:
-        salt = f"{case}"
-        first = generate(engine, COMMON, NUM_OUTPUT_TOKENS, cache_salt=salt)
-        request = greedy_request("warm", prompt_with(*case), NUM_OUTPUT_TOKENS, cache_salt=salt)
-        outputs = run_all(engine, [request])["warm"]
-        assert tokens_of(outputs) == expected[case]
-        assert outputs[-1].num_cached_tokens == min(case[0], case[1] - 1)
-        assert generate(engine, COMMON, NUM_OUTPUT_TOKENS, cache_salt=salt) == first
-        engine.verify()
-
-
-def test_copies_under_pressure_equal_no_cache(expected: dict[tuple[int, int], list[int]]) -> None:
-    """Batched, preempted and with a source that is itself next in line for eviction, copies stay right."""
-    engine = tiny_engine(num_kv_blocks=9, max_num_sequences=8, min_partial_tokens=1)
-    requests = [greedy_request(f"{case}", prompt_with(*case), NUM_OUTPUT_TOKENS) for case in CASES]
-    outputs = run_all(engine, requests)
-    for case in CASES:
-        assert tokens_of(outputs[f"{case}"]) == expected[case]
-    engine.verify()

@@ -143,6 +143,7 @@ def test_a_port_in_use_is_one_line(checkpoint: Path, capsys: pytest.CaptureFixtu
         (["--kv-host-bytes", "900TiB"], "too little memory"),
         (["--kv-disk-path", "/proc/none"], "--kv-disk-path /proc/none cannot be written"),
         (["--kv-disk-path", "/tmp", "--no-prefix-caching"], "prefix caching"),
+        (["--attention", "cupy"], "needs a CUDA device"),
         (["--port", "99999999"], "cannot listen"),
         (["--host", "not an address"], "cannot listen"),
     ],

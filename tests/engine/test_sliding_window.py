@@ -232,7 +232,6 @@ class WindowsPinsAndTiers(RuleBasedStateMachine):
             num_kv_blocks=11,
             max_batch_tokens=14,
             max_num_sequences=3,
-            min_partial_tokens=1,
             tiers=TierConfig(host_bytes=1 << 14),
         )
         self.engine.tiers.loads.planner = EagerPlanner()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from kernel_tools.host import HostLauncher
 from stopwatch import time_calls
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -95,7 +96,11 @@ class Case:
         )
         self.arena = KVArena.allocate(self.layout, str(device))
         self.backend = CupyBackend(
-            self.arena, num_heads=scale.num_heads, scale=scale.head_dim**-0.5, sliding_window=None
+            self.arena,
+            num_heads=scale.num_heads,
+            scale=scale.head_dim**-0.5,
+            sliding_window=None,
+            launcher=HostLauncher() if self.arena.is_host else None,
         )
         order = torch.randperm(self.layout.num_blocks).tolist()
         tables = [order[i * blocks : (i + 1) * blocks] for i in range(num_sequences)]

@@ -48,9 +48,6 @@ class AttentionBackend(Protocol):
         be computed from them without reading its blocks.
         """
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy blocks (source, destination) in all layers. All sources are read before any write."""
-
     def read_blocks(self, block_ids: list[int], out: "torch.Tensor") -> None:
         """Copy blocks to host memory (len(block_ids), block_bytes) uint8, rows packed; one launch for all.
 
@@ -82,7 +79,7 @@ def make_backend(
     """Return the named backend over an arena.
 
     Args:
-        name: one of BACKEND_NAMES, or "auto". "cupy" on a host arena runs the kernels through g++: for tests.
+        name: one of BACKEND_NAMES, or "auto": torch on a host arena, cupy on a device.
         num_heads: query heads, a multiple of the layout's KV heads.
         scale: multiplies the scores, usually head_dim ** -0.5.
         sliding_window: each token sees itself and the `sliding_window - 1` tokens before it; None means all.

@@ -56,10 +56,6 @@ class ReferenceBackend:
         )
         return torch.from_numpy(out).to(dtype=query.dtype, device=query.device)
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """See AttentionBackend."""
-        reference.copy_blocks(self._bytes, self._layout, pairs)
-
     def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
         """See AttentionBackend."""
         check_rows(self._layout, block_ids, out)

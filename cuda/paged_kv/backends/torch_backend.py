@@ -230,13 +230,6 @@ class TorchBackend:
         tiles = self._bytes.view(self._layout.num_tiles, self._layout.tile_bytes)
         return tiles[:, self._scale_bytes].view(torch.float16)
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """See AttentionBackend."""
-        # Row by row, here and below: index_copy_ of bytes takes nine times as long as a memory copy of each.
-        sources = [self._blocks[source].clone() for source, _ in pairs]
-        for data, (_, destination) in zip(sources, pairs, strict=True):
-            self._blocks[destination].copy_(data)
-
     def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
         """See AttentionBackend. On a device a copy for each block."""
         check_rows(self._layout, block_ids, out)

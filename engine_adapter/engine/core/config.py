@@ -40,7 +40,6 @@ class EngineConfig:
     max_num_sequences: int = 32
     max_num_waiting: int = 1024
     enable_prefix_caching: bool = True
-    min_partial_tokens: int = 0  # copy the head of a cached block from so many shared tokens on; 0 is off
     pin_budget_fraction: float = 0.5
     pin_manifest_path: Path | None = None  # None: pins do not outlive the process
     max_kv_mean_kl: float = MAX_MEAN_KL  # above it, layers of quantised KV fall back
@@ -63,9 +62,6 @@ class EngineConfig:
             raise ValueError("pin_budget_fraction must be at least 0 and below 1: some blocks stay unpinned")
         if self.tiers.is_enabled and not self.enable_prefix_caching:
             raise ValueError("tiers keep what the prefix cache names: they need prefix caching")
-        for name in ("min_partial_tokens",):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
 
     @property
     def torch_dtype(self) -> torch.dtype:

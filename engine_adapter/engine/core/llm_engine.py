@@ -97,8 +97,6 @@ class LLMEngine:
             parts.pool,
             self.config.block_size,
             enable_prefix_caching=self.config.enable_prefix_caching,
-            min_partial_tokens=max(self.config.min_partial_tokens, 1),
-            copy_block=parts.storage.copy_block if self.config.min_partial_tokens else None,
             reach_tokens=loaded.config.reach_tokens,
         )
         self._guard = parts.guard

@@ -14,15 +14,14 @@ for this sequence again, so they are cached like those of a sequence that ended.
 while the sequence still holds what follows, that lost its way in: all that continues an evicted block is
 forgotten with it, and a held block that was forgotten is an unnamed one of its sequence.
 
-Named blocks are never written again. Where a prompt parts from a cached block inside it, the shared head may
-be copied on write: the sequence gets its own block with a copy, and computes from the first own token on.
+Named blocks are never written again, and only whole blocks are shared.
 
 Knows no torch and no scheduling policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from engine_adapter.engine.kv.block_hash import (
     TOKEN_BYTES,
@@ -30,7 +29,6 @@ from engine_adapter.engine.kv.block_hash import (
     block_hash,
     chain_hashes,
     encode_tokens,
-    num_common_tokens,
 )
 from engine_adapter.engine.kv.eviction_log import EvictionLog
 from engine_adapter.engine.kv.prefix_cache import CachedBlock, PrefixCache
@@ -47,18 +45,13 @@ class BlockManager:
         block_size: int,
         *,
         enable_prefix_caching: bool = True,
-        min_partial_tokens: int = 1,
-        copy_block: Callable[[BlockId, BlockId], None] | None = None,
         reach_tokens: int | None = None,
     ) -> None:
         """Manage an unused pool.
 
         Args:
-            min_partial_tokens: shared tokens from which copying the head of a block pays.
-            copy_block: copies the KV of one block (source, destination); None: only whole blocks are reused.
             reach_tokens: how many tokens, itself included, the farthest-looking layer sees; None: all.
         """
-        assert min_partial_tokens >= 1
         self.pool = pool
         self.block_size = block_size
         self.prefix_cache = PrefixCache()
@@ -66,8 +59,6 @@ class BlockManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._enable_prefix_caching = enable_prefix_caching
-        self._min_partial_tokens = min_partial_tokens
-        self._copy_block = copy_block
         self._reach_tokens = reach_tokens
         self.block_bytes = block_size * TOKEN_BYTES
         # Names that an admitted sequence will compute soon, with the number of sequences that will.
@@ -112,52 +103,16 @@ class BlockManager:
         """
         assert not sequence.block_table, "admitted twice"
         num_new = self.num_blocks_for(sequence.num_tokens) - len(matched)
-        if not self._has_room(matched, num_new + num_spare):
+        num_idle = sum(self.pool.is_cached(block_id) for block_id in matched)  # available until they are held
+        if num_new + num_spare + num_idle > self.pool.num_available:
             return False
-        source = self._partial_source(sequence, len(matched))
-        if source is not None and not self._has_room([*matched, source.block_id], num_new + num_spare):
-            source = None
-        held = [*matched, source.block_id] if source is not None else matched
-        for block_id in held:
+        for block_id in matched:
             self.pool.acquire(block_id)
         sequence.block_table = [*matched, *(self._allocate() for _ in range(num_new))]
         sequence.num_computed_tokens = len(matched) * self.block_size
         sequence.num_committed_blocks = len(matched)
-        if source is not None:
-            self._copy_partial(sequence, source)
         self._record_admission(sequence, len(matched))
         return True
-
-    def _has_room(self, held: list[BlockId], num_new: int) -> bool:
-        """Whether new blocks are left after holding these: an idle one counts as available until held."""
-        num_idle = sum(self.pool.is_cached(block_id) for block_id in held)
-        return num_new + num_idle <= self.pool.num_available
-
-    def _partial_source(self, sequence: Sequence, num_matched: int) -> CachedBlock | None:
-        """Return the cached block that shares most tokens with the first unmatched one, if worth a copy."""
-        if self._copy_block is None or not self._enable_prefix_caching or sequence.scores_prompt:
-            return None
-        parent = sequence.block_hashes[num_matched - 1] if num_matched else sequence.namespace
-        best, most = None, self._min_partial_tokens - 1
-        for child in self.prefix_cache.children_of(parent):
-            shared = self._num_shared(sequence, num_matched, child)
-            if shared > most:
-                best, most = child, shared
-        return best
-
-    def _num_shared(self, sequence: Sequence, index: int, child: CachedBlock) -> int:
-        """Leading tokens of the sequence's block that a cached block holds too, never its last token."""
-        start = index * self.block_size
-        wanted = sequence.token_ids[start : min(start + self.block_size, sequence.num_tokens - 1)]
-        return num_common_tokens(encode_tokens(wanted), child.token_bytes)
-
-    def _copy_partial(self, sequence: Sequence, source: CachedBlock) -> None:
-        """Copy the shared head of a cached block into the sequence's own: it will write the rest itself."""
-        assert self._copy_block is not None
-        index = sequence.num_committed_blocks
-        self._copy_block(source.block_id, sequence.block_table[index])
-        sequence.num_computed_tokens += self._num_shared(sequence, index, source)
-        self.pool.release(source.block_id, keep_content=True)
 
     def _record_admission(self, sequence: Sequence, num_matched: int) -> None:
         if sequence.num_cached_tokens is None:

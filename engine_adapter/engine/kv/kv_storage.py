@@ -80,11 +80,6 @@ class KVStorage:
         shape = (num_blocks, self.block_bytes)
         return torch.empty(shape, dtype=torch.uint8, pin_memory=not self.is_host)
 
-    def copy_block(self, source: int, destination: int) -> None:
-        """Copy one block in every layer. Changes: the destination."""
-        for backend in self._backend_of_arena.values():
-            backend.copy_blocks([(source, destination)])
-
     def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
         """Copy blocks to host rows (len(block_ids), block_bytes) uint8, arena after arena in each row.
 

@@ -3,7 +3,7 @@
 NVRTC is the compiler that CuPy uses on a GPU machine, and needs no driver: what passes here compiles there.
 The table beside this file is checked by a test; after a change that is meant to move it:
 
-    PYTHONPATH=cuda python -m paged_kv.kernels.compile_table
+    PYTHONPATH=cuda:tests python -m kernel_tools.compile_table
 
 Invariant: no kernel spills registers. This module runs nothing.
 """
@@ -12,14 +12,15 @@ import csv
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from paged_kv.kernels.headers import cuda_include_folders
-from paged_kv.kernels.source import FOLDER, KernelSource, kernel_source
+from paged_kv.kernels.source import KernelSource, kernel_source
 from paged_kv.layout import KVDtype, KVLayout
 
 ARCHITECTURES = (80, 89, 90)  # A100; L4, L40S, RTX 40; H100, H200
-TABLE = FOLDER / "compile_table.csv"
+TABLE = Path(__file__).with_suffix(".csv")
 _FUNCTION = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")

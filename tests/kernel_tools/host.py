@@ -18,9 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBackend, make_backend
+from paged_kv.backends.cupy_backend import CupyBackend
 from paged_kv.kernels.headers import cuda_include_folders
 from paged_kv.kernels.launcher import Argument, Shape, address_of
-from paged_kv.kernels.source import FOLDER, KernelSource
+from paged_kv.kernels.source import KernelSource
 
 _OPTIONS = (
     "-std=c++17",
@@ -96,6 +99,17 @@ class HostLauncher:
         return library
 
 
+def make_backend_anywhere(
+    name: str, arena: KVArena, *, num_heads: int, scale: float, sliding_window: int | None = None
+) -> AttentionBackend:
+    """Return what `make_backend` returns; on a host arena "cupy" runs its kernels on the CPU."""
+    if name == "cupy" and arena.is_host:
+        return CupyBackend(
+            arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window, launcher=HostLauncher()
+        )
+    return make_backend(name, arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window)
+
+
 def _c_value(argument: Argument) -> "ctypes._SimpleCData[Any]":
     if isinstance(argument, np.generic):
         return _C_TYPES[argument.dtype.name](argument.item())
@@ -115,7 +129,7 @@ def build_library(source: KernelSource, extra_options: tuple[str, ...] = ()) -> 
         raise RuntimeError(reason)
     includes = [f"-isystem{folder}" for folder in cuda_include_folders()]
     options = (*_OPTIONS, *extra_options, *source.definitions)
-    shim = FOLDER / "cuda_on_cpu.h"
+    shim = Path(__file__).with_name("cuda_on_cpu.h")
     identity = "\0".join([source.fingerprint, shim.read_text(), *options, *includes, _compiler_version()])
     target = cache_folder() / f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.so"
     if target.exists():
