@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 
 from engine_adapter.engine.core.async_engine import AsyncEngine
 from engine_adapter.engine.core.step_output import StepOutput
+from engine_adapter.engine.kv.sequence import EngineRequest, FinishReason, Timings
 from engine_adapter.engine.kv.tiers.tier_block import Tier
 from engine_adapter.engine.model.sampling import SamplingParams, TokenLogprobs
-from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason, Timings
 from engine_adapter.engine.text.detokenizer import Detokenizer, StopStrings
 from engine_adapter.engine.text.tokenizer import Tokenizer
 from engine_adapter.server.errors import ApiError, internal_error, overloaded

@@ -17,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine_adapter.engine.core.stats import EngineStats
+from engine_adapter.engine.kv.sequence import FinishReason
 from engine_adapter.engine.kv.tiers.tier_config import TierStats
-from engine_adapter.engine.scheduling.sequence import FinishReason
 
 # vLLM's bucket edges, so that dashboards made for it compare.
 FIRST_TOKEN_BUCKETS_S = (

@@ -12,13 +12,13 @@ from engine.tiny_models import TINY, generate, greedy_request, run_all, tiny_eng
 
 from engine_adapter.engine.core.config import EngineConfig, fast_dtype
 from engine_adapter.engine.core.llm_engine import LLMEngine, RequestRefused
+from engine_adapter.engine.core.model_runner import ModelRunner
 from engine_adapter.engine.kv.pins import PinSpec
 from engine_adapter.engine.kv.prefix_cache import PrefixCache
+from engine_adapter.engine.kv.sequence import EngineRequest, FinishReason
 from engine_adapter.engine.kv.tiers.tier_config import TierConfig
-from engine_adapter.engine.model.model_runner import ModelRunner
 from engine_adapter.engine.model.sampling import SamplingParams
 from engine_adapter.engine.scheduling.scheduler import QueueFull
-from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason
 
 
 def tokens(length: int, seed: int = 0) -> list[int]:

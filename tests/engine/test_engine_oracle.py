@@ -11,8 +11,8 @@ import pytest
 from engine.tiny_models import generate, greedy_request, run_all, tiny_engine, tokens_of
 
 from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.kv.sequence import EngineRequest
 from engine_adapter.engine.model.sampling import SamplingParams
-from engine_adapter.engine.scheduling.sequence import EngineRequest
 
 BLOCK_SIZE = 4
 NUM_OUTPUT_TOKENS = 4

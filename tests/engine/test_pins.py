@@ -15,7 +15,7 @@ from engine_adapter.engine.core.config import EngineConfig
 from engine_adapter.engine.core.llm_engine import LLMEngine
 from engine_adapter.engine.kv.pin_manifest import read_manifest
 from engine_adapter.engine.kv.pins import PinRefused, PinSpec, PinState
-from engine_adapter.engine.scheduling.sequence import FinishReason
+from engine_adapter.engine.kv.sequence import FinishReason
 
 
 class WallClock:

@@ -17,10 +17,10 @@ from engine.worker_app import Worker, running_worker, sse_events
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
 from engine_adapter.engine.core.step_output import StepOutput
+from engine_adapter.engine.kv.sequence import EngineRequest
 from engine_adapter.engine.kv.tiers.tier_config import TierConfig
 from engine_adapter.engine.model import prompt_scoring
 from engine_adapter.engine.model.sampling import SamplingParams, TokenLogprobs
-from engine_adapter.engine.scheduling.sequence import EngineRequest
 
 PROMPT = random_tokens(11, 43)
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine_adapter.engine.kv.block_hash import namespace_hash, root_hash
 from engine_adapter.engine.kv.block_manager import BlockManager
+from engine_adapter.engine.kv.sequence import EngineRequest, FinishReason, Sequence, Timings
 from engine_adapter.engine.model.sampling import SamplingParams, SamplingState
 from engine_adapter.engine.scheduling.scheduler import (
     QueueFull,
@@ -17,7 +18,6 @@ from engine_adapter.engine.scheduling.scheduler import (
     SchedulerConfig,
     share_prefill_budget,
 )
-from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason, Sequence, Timings
 from paged_kv.block_pool import BlockPool
 
 ROOT = root_hash({"model": "fake"})

@@ -22,9 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine_adapter.engine.core.llm_engine import LLMEngine
 from engine_adapter.engine.kv.pins import PinRefused, PinSpec
+from engine_adapter.engine.kv.sequence import EngineRequest
 from engine_adapter.engine.kv.tiers.tier_config import TierConfig
 from engine_adapter.engine.model.sampling import SamplingParams
-from engine_adapter.engine.scheduling.sequence import EngineRequest
 
 WINDOW = 6
 BLOCK_SIZE = 4

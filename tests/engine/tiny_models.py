@@ -14,9 +14,9 @@ from engine_adapter.engine.core.config import EngineConfig
 from engine_adapter.engine.core.llm_engine import LLMEngine
 from engine_adapter.engine.core.step_output import StepOutput
 from engine_adapter.engine.kv.block_hash import root_hash
+from engine_adapter.engine.kv.sequence import EngineRequest
 from engine_adapter.engine.model.model_config import ModelConfig
 from engine_adapter.engine.model.sampling import SamplingParams
-from engine_adapter.engine.scheduling.sequence import EngineRequest
 
 TINY = ModelConfig(
     model_type="llama",

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from engine_adapter.engine.core.llm_engine import LLMEngine
 from engine_adapter.engine.core.stats import EngineStats
 from engine_adapter.engine.core.step_output import StepOutput
-from engine_adapter.engine.scheduling.sequence import EngineRequest
+from engine_adapter.engine.kv.sequence import EngineRequest
 
 IDLE_TICK_S = 2.0  # how late an idle engine notices that a pin has expired
 

@@ -23,6 +23,8 @@ import torch
 from engine_adapter.engine.checkpoint.loader import LoadedModel, load_model
 from engine_adapter.engine.core.build import build_parts
 from engine_adapter.engine.core.config import EngineConfig
+from engine_adapter.engine.core.model_runner import ModelRunner, SampledToken
+from engine_adapter.engine.core.pin_service import PinService
 from engine_adapter.engine.core.stats import EngineStats, collect_stats
 from engine_adapter.engine.core.step_output import StepOutput, output_of
 from engine_adapter.engine.kv.block_hash import BlockHash, chain_hashes, namespace_hash
@@ -30,14 +32,12 @@ from engine_adapter.engine.kv.block_manager import BlockManager
 from engine_adapter.engine.kv.explain import Explanation, explain_prompt
 from engine_adapter.engine.kv.inventory import TagInventory
 from engine_adapter.engine.kv.kv_selftest import SELFTEST_TEXTS, Prompts
-from engine_adapter.engine.kv.pin_service import PinService
 from engine_adapter.engine.kv.pins import PinTable
 from engine_adapter.engine.kv.prefix_cache import CachedBlock
+from engine_adapter.engine.kv.sequence import EngineRequest, FinishReason, Sequence, Timings
 from engine_adapter.engine.kv.tiers.kv_tiers import KVTiers
-from engine_adapter.engine.model.model_runner import ModelRunner, SampledToken
 from engine_adapter.engine.model.sampling import SamplingState
 from engine_adapter.engine.scheduling.scheduler import ScheduledSequence, Scheduler
-from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason, Sequence, Timings
 from engine_adapter.engine.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)

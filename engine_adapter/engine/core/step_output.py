@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine_adapter.engine.model.model_runner import SampledToken
+from engine_adapter.engine.core.model_runner import SampledToken
+from engine_adapter.engine.kv.sequence import FinishReason, Sequence, Timings
 from engine_adapter.engine.model.sampling import TokenLogprobs
-from engine_adapter.engine.scheduling.sequence import FinishReason, Sequence, Timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from engine_adapter.engine.kv.block_hash import (
 )
 from engine_adapter.engine.kv.eviction_log import EvictionLog
 from engine_adapter.engine.kv.prefix_cache import CachedBlock, PrefixCache
-from engine_adapter.engine.scheduling.sequence import Sequence
+from engine_adapter.engine.kv.sequence import Sequence
 from paged_kv.block_pool import BlockId, BlockPool
 
 
@@ -214,7 +214,7 @@ class BlockManager:
         sequence.num_computed_tokens = 0
         sequence.num_committed_blocks = 0
         sequence.is_private = False
-        sequence.load = None
+        sequence.load_id = None
 
     def clear_cache(self) -> int:
         """Forget every cached block nobody holds. Returns their number; held blocks stay named."""

@@ -11,11 +11,25 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from engine_adapter.engine.model.model import LayerAttention
 from engine_adapter.engine.model.model_config import ModelConfig
 from paged_kv.arena import KVArena
 from paged_kv.backends.attention import AttentionBackend, make_backend
+from paged_kv.batch import AttentionBatch
 from paged_kv.layout import KVDtype, KVLayout
+
+
+class LayerAttention:
+    """One layer's view of KV memory: a backend, and the layer's index within that backend's arena."""
+
+    def __init__(self, backend: AttentionBackend, layer: int) -> None:
+        self._backend, self._layer = backend, layer
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
+        """Store key and value, then attend. Changes: KV at the batch's slots."""
+        self._backend.write_kv(self._layer, key, value, batch)
+        return self._backend.attend(self._layer, query, key, value, batch)
 
 
 class KVStorage:

@@ -10,7 +10,7 @@ weights may stay in their mapped file, and our kernels replace some of torch's o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
@@ -19,10 +19,11 @@ from engine_adapter.engine.model.cpu_kernels import LANES, CPUKernels, fits, ker
 from engine_adapter.engine.model.linear import Linear, is_halvable, make_linear
 from engine_adapter.engine.model.model_config import ModelConfig
 from engine_adapter.engine.model.rope import RotaryEmbedding, rotate
-from paged_kv.backends.attention import AttentionBackend
 from paged_kv.batch import AttentionBatch
 
 Weights = dict[str, torch.Tensor]
+AttendLayer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch], torch.Tensor]
+"""Attention of one layer: takes query, key, value and batch; stores key and value before it attends."""
 
 
 class LlamaModel:
@@ -61,7 +62,7 @@ class LlamaModel:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         batch: AttentionBatch,
-        attention: Sequence[LayerAttention],
+        attention: Sequence[AttendLayer],
         logit_rows: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Compute one step; returns the logits of `logit_rows`. Arguments and changes: see `hidden_rows`."""
@@ -73,7 +74,7 @@ class LlamaModel:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         batch: AttentionBatch,
-        attention: Sequence[LayerAttention],
+        attention: Sequence[AttendLayer],
         wanted_rows: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Compute one step up to the last layer.
@@ -98,20 +99,6 @@ class LlamaModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return `(num_rows, vocab_size)` fp32 of rows that left the last layer."""
         return self.head(self._ops.norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
-
-
-class LayerAttention:
-    """One layer's view of KV memory: a backend, and the layer's index within that backend's arena."""
-
-    def __init__(self, backend: AttentionBackend, layer: int) -> None:
-        self._backend, self._layer = backend, layer
-
-    def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
-    ) -> torch.Tensor:
-        """Store key and value, then attend. Changes: KV at the batch's slots."""
-        self._backend.write_kv(self._layer, key, value, batch)
-        return self._backend.attend(self._layer, query, key, value, batch)
 
 
 class LayerOperators:
@@ -185,7 +172,7 @@ class DecoderLayer:
         cos: torch.Tensor,
         sin: torch.Tensor,
         batch: AttentionBatch,
-        attention: LayerAttention,
+        attention: AttendLayer,
         keep_rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the stream after this layer, of `keep_rows` only where given (the last layer)."""

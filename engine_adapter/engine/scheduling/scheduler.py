@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine_adapter.engine.kv.block_manager import BlockManager
-from engine_adapter.engine.scheduling.sequence import FinishReason, Sequence, SequenceStatus
+from engine_adapter.engine.kv.sequence import FinishReason, Sequence, SequenceStatus
 from engine_adapter.engine.scheduling.step_pace import StepPace
 from engine_adapter.engine.scheduling.waiting_queue import WaitingQueue
 
@@ -105,7 +105,7 @@ class Scheduler:
         """Schedule over an unused block manager.
 
         Args:
-            on_admitted: called with each sequence that got its blocks; may set `Sequence.load`.
+            on_admitted: called with each sequence that got its blocks; may set `Sequence.load_id`.
         """
         self.config = config
         self.blocks = blocks
@@ -223,7 +223,7 @@ class Scheduler:
             budget = min(budget, self.config.max_prefill_tokens_beside_decodes)
         budget = self.pace.cap(budget, has_decodes=bool(batch.scheduled))
         decoding = {item.sequence.request_id for item in batch.scheduled}
-        prompts = [item for item in self.running if item.request_id not in decoding and item.load is None]
+        prompts = [item for item in self.running if item.request_id not in decoding and item.load_id is None]
         for sequence, num_new_tokens in share_prefill_budget(prompts, budget):
             batch.scheduled.append(ScheduledSequence(sequence=sequence, num_new_tokens=num_new_tokens))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine_adapter.engine.scheduling.sequence import Sequence
+from engine_adapter.engine.kv.sequence import Sequence
 
 
 class WaitingQueue:

@@ -5,7 +5,7 @@ engine's thread installs chunks that have arrived between steps, in order, while
 computing. It ends in `BlockManager.commit` as computing does: naming, twins and waiting sequences need no
 second set of rules. Host before disk; what came from the disk is put into the host tier.
 
-Invariants: what is installed is a prefix without a gap; a sequence that lost its blocks (`Sequence.load`
+Invariants: what is installed is a prefix without a gap; a sequence that lost its blocks (`Sequence.load_id`
 tells) gets nothing; the first block that is missing or damaged ends the load, and the rest is computed like
 any other prompt. A disk that does not answer for LOAD_TIMEOUT_S ends it too.
 """
@@ -14,40 +14,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from engine_adapter.engine.kv.block_manager import BlockManager
 from engine_adapter.engine.kv.kv_storage import KVStorage
 from engine_adapter.engine.kv.prefix_cache import CachedBlock
+from engine_adapter.engine.kv.sequence import Sequence
 from engine_adapter.engine.kv.tiers.chunk_readers import Chunk, ChunkReaders, cut_into_chunks
 from engine_adapter.engine.kv.tiers.disk_tier import DiskPlace, DiskTier
 from engine_adapter.engine.kv.tiers.host_tier import HostTier
 from engine_adapter.engine.kv.tiers.load_planner import LoadPlanner
 from engine_adapter.engine.kv.tiers.tier_block import Tier, TierBlock, payload_checksum
-from engine_adapter.engine.scheduling.sequence import Sequence
+from engine_adapter.engine.kv.tiers.tier_load import TierLoad
 from paged_kv.transfers import BlockTransfers, Stream, on_stream
 
 logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 10.0
 WAIT_S = 0.02  # how long an engine with nothing but loads to do sleeps before it looks for new requests
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class TierLoad:
-    """One sequence's load. The sequence refers to it for as long as it wants it."""
-
-    sequence: Sequence
-    chunks: deque[Chunk]  # what is not installed yet
-    waiting_since_s: float
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.sequence.load is self
 
 
 class TierLoads:
@@ -76,6 +63,7 @@ class TierLoads:
         self._clock = clock
         self._readers = ChunkReaders(disk, storage.allocate_rows) if disk is not None else None
         self._loads: list[TierLoad] = []
+        self._num_begun = 0
 
     @property
     def is_loading(self) -> bool:
@@ -84,7 +72,7 @@ class TierLoads:
     def begin(self, sequence: Sequence) -> None:
         """Start loading what follows the sequence's cached blocks, if it is there and if that pays.
 
-        Changes: `sequence.load`; it must not be computed until that is None again.
+        Changes: `sequence.load_id`; it must not be computed until that is None again.
         """
         found = [] if sequence.scores_prompt else self._find_missing(sequence)
         if not found:
@@ -94,12 +82,15 @@ class TierLoads:
         if not self.planner.pays(len(found) * self._blocks.block_size, sizes):
             return
         self._note_use(found)
-        sequence.load = TierLoad(
+        self._num_begun += 1
+        sequence.load_id = self._num_begun
+        load = TierLoad(
+            load_id=self._num_begun,
             sequence=sequence,
             chunks=cut_into_chunks(found, self._storage.block_bytes),
             waiting_since_s=self._clock(),
         )
-        self._loads.append(sequence.load)
+        self._loads.append(load)
         self._start_reads()
 
     def advance(self) -> list[CachedBlock]:
@@ -110,7 +101,7 @@ class TierLoads:
             if not load.is_wanted or not load.chunks:
                 self._loads.remove(load)
                 if load.is_wanted:
-                    load.sequence.load = None
+                    load.sequence.load_id = None
         self._start_reads()
         return stored
 

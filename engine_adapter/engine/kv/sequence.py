@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from engine_adapter.engine.kv.block_hash import BlockHash
+from engine_adapter.engine.model.sampling import SamplingParams, SamplingState
 from paged_kv.block_pool import BlockId
-
-if TYPE_CHECKING:
-    from engine_adapter.engine.kv.tiers.tier_loads import TierLoad
-    from engine_adapter.engine.model.sampling import SamplingParams, SamplingState
 
 
 class SequenceStatus(enum.Enum):
@@ -77,7 +73,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # of the first admission; what `usage` reports
     num_loaded_tokens: dict[str, int] = field(default_factory=dict)  # of these, by tier below the device
-    load: TierLoad | None = None  # set: blocks are on their way from a tier, nothing is computed until then
+    load_id: int | None = None  # set: a tier is loading its blocks, nothing is computed until then
     block_table: list[BlockId] = field(default_factory=list)
     num_released_blocks: int = 0  # leading entries of block_table that lie behind a sliding window
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks of token_ids

@@ -15,9 +15,9 @@ from pathlib import Path
 from engine_adapter.engine.kv.block_hash import BlockHash
 from engine_adapter.engine.kv.pin_manifest import read_manifest, write_manifest
 from engine_adapter.engine.kv.pins import Pin, PinRefused, PinSpec, PinState, PinTable
+from engine_adapter.engine.kv.sequence import EngineRequest
 from engine_adapter.engine.model.sampling import SamplingParams
 from engine_adapter.engine.scheduling.scheduler import QueueFull
-from engine_adapter.engine.scheduling.sequence import EngineRequest
 
 logger = logging.getLogger(__name__)
 
