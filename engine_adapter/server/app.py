@@ -18,7 +18,7 @@ from engine_adapter.server import information, kv_routes, messages_api, response
 from engine_adapter.server.chat import chat_completions
 from engine_adapter.server.completions import completions
 from engine_adapter.server.errors import ApiError, internal_error
-from engine_adapter.server.serving import SERVING, Serving
+from engine_adapter.server.serving import SERVER_STATE, ServerState
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +28,10 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")  # what may be echoed into a head
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def build_app(serving: Serving, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.Application:
+def build_app(state: ServerState, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.Application:
     """Build the application over the mutable state of the process."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_every_answer])
-    app[SERVING] = serving
+    app[SERVER_STATE] = state
     app.add_routes(
         [
             web.post("/v1/chat/completions", chat_completions),
@@ -69,8 +69,8 @@ def build_app(serving: Serving, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.
 @web.middleware
 async def _every_answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count the request while it runs and turn every failure into a JSON error."""
-    serving = request.app[SERVING]
-    serving.enter()
+    state = request.app[SERVER_STATE]
+    state.enter()
     try:
         return await handler(request)
     except ApiError as error:
@@ -83,7 +83,7 @@ async def _every_answer(request: web.Request, handler: Handler) -> web.StreamRes
         logger.exception("request_failed")
         return _error_response(request, internal_error())
     finally:
-        serving.leave()
+        state.leave()
 
 
 async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:

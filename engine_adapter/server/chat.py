@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from engine_adapter.engine.text.chat_template import MessagesUnsuitable
-from engine_adapter.engine.text.reasoning import THOUGHT_START, ThoughtPlace, thought_place
+from engine_adapter.engine.text.reasoning import REASONING_START, ReasoningPlace, reasoning_place
 from engine_adapter.engine.text.tool_prompt import with_tools_in_text
 from engine_adapter.server.answer_form import AnswerForm, chat_answer_form, check_tools
 from engine_adapter.server.chat_answer import AnswerStyle, answer_events, whole_answer
@@ -49,7 +49,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         wants_logprobs=bool(body.logprobs),
         wants_usage=bool(body.stream_options and body.stream_options.include_usage),
         tool_format=form.tool_format,
-        thoughts=place_of_thoughts(context, generation, form),
+        reasoning_place=find_reasoning_place(context, generation, form),
     )
     if body.stream:
         return await send_stream(
@@ -149,10 +149,11 @@ def chat_generation(
     )
 
 
-def place_of_thoughts(context: ServingContext, generation: Generation, form: AnswerForm) -> ThoughtPlace:
-    """Where this answer has its thoughts; a grammar leaves room for them only if it writes the markers."""
-    tail = context.tokenizer.decode(generation.prompt_tail(len(THOUGHT_START) + 1), skip_special_tokens=False)
-    place = thought_place(context.template.source, tail)
-    if place is ThoughtPlace.OPENED and form.grammar is not None:
-        return ThoughtPlace.NOWHERE
+def find_reasoning_place(context: ServingContext, generation: Generation, form: AnswerForm) -> ReasoningPlace:
+    """Where this answer has its reasoning; a grammar leaves no room for it if the prompt has opened it."""
+    last_ids = generation.prompt_tail(len(REASONING_START) + 1)
+    tail = context.tokenizer.decode(last_ids, skip_special_tokens=False)
+    place = reasoning_place(context.template.source, tail)
+    if place is ReasoningPlace.OPENED and form.grammar is not None:
+        return ReasoningPlace.NOWHERE
     return place

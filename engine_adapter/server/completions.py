@@ -185,8 +185,8 @@ async def _whole(context: ServingContext, generation: Generation, answer: Answer
         answer.choice(context, index, "".join(texts[index]), tokens[index], reasons[index])
         for index in sorted(texts)
     ]
-    document = {**answer.head, "choices": choices, "usage": usage_of(generation.tally)}
-    document["homing"] = generation.tally.extension()
+    document = {**answer.head, "choices": choices, "usage": usage_of(generation.stats)}
+    document["homing"] = generation.stats.extension()
     return json_response(document)
 
 
@@ -200,6 +200,6 @@ async def _events(
             choice = answer.choice(context, piece.index, text, list(piece.tokens), piece.finish_reason)
             yield event({**answer.head, "choices": [choice], **extra})
     if wants_usage:
-        usage, extension = usage_of(generation.tally), generation.tally.extension()
+        usage, extension = usage_of(generation.stats), generation.stats.extension()
         yield event({**answer.head, "choices": [], "usage": usage, "homing": extension})
     yield DONE

@@ -68,7 +68,7 @@ class Piece:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class RequestStats:
     """What one request cost so far. Changed by `pieces`, read when it ends."""
 
     num_prompt_tokens: int
@@ -147,7 +147,7 @@ class Generation:
             )
         self._num_choices = num_choices
         self._is_prompt_only = options.is_prompt_only
-        self.tally = Tally(num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
+        self.stats = RequestStats(num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
 
     def prompt_tail(self, num_tokens: int) -> list[int]:
         """The last tokens of the first prompt."""
@@ -173,21 +173,21 @@ class Generation:
                     return
 
     def _count(self, choice: _Choice, output: StepOutput) -> None:
-        self.tally.num_completion_tokens += 0 if self._is_prompt_only else len(output.new_token_ids)
+        self.stats.num_completion_tokens += 0 if self._is_prompt_only else len(output.new_token_ids)
         if choice.index % self._num_choices == 0:
-            self.tally.first_outputs[choice.index] = output
+            self.stats.first_outputs[choice.index] = output
         if choice.index != 0:
             return
-        self.tally.timings = output.timings
+        self.stats.timings = output.timings
         now_s = time.monotonic()
-        if self.tally.last_delivery_s is not None:
-            self.tally.token_gaps_s.append(now_s - self.tally.last_delivery_s)
-        self.tally.last_delivery_s = now_s
+        if self.stats.last_delivery_s is not None:
+            self.stats.token_gaps_s.append(now_s - self.stats.last_delivery_s)
+        self.stats.last_delivery_s = now_s
 
     def _take(self, choice: _Choice, output: StepOutput) -> Piece | None:
         """Feed one step's tokens to the choice; return what may be shown."""
         if output.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
-            self.tally.failure = output.finish_reason
+            self.stats.failure = output.finish_reason
             raise _failure(output)
         if choice.unshown_prompt and output.new_token_ids:
             choice.pending_tokens = _scored_prompt(choice.unshown_prompt, output.prompt_logprobs)

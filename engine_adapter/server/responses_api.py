@@ -22,7 +22,7 @@ from engine_adapter.server.chat import chat_generation, check_chat
 from engine_adapter.server.chat_answer import WholeChoice, collect_choices, read_parts
 from engine_adapter.server.errors import bad_request, not_found, unsupported
 from engine_adapter.server.event_stream import event, json_response, send_stream
-from engine_adapter.server.generation import Generation, Tally
+from engine_adapter.server.generation import Generation, RequestStats
 from engine_adapter.server.protocol import ChatMessage, ChatRequest
 from engine_adapter.server.request_body import read_body
 from engine_adapter.server.response_store import StoredResponse
@@ -50,7 +50,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class PendingResponse:
     """One request on its way to an answer."""
 
     context: ServingContext
@@ -72,13 +72,13 @@ async def create(request: web.Request) -> web.StreamResponse:
     context.check_model(body.model)
     form = await chat_answer_form(chat, context.grammars, context.template.source)
     generation = chat_generation(context, chat, form, tags_of(request))
-    turn = Turn(
+    pending = PendingResponse(
         context=context, body=body, messages=messages, form=form, generation=generation, head=_head(body)
     )
     if body.stream:
-        return await send_stream(request, _events(turn))
+        return await send_stream(request, _events(pending))
     (choice,) = await collect_choices(context.metrics, generation, form.tool_format)
-    return json_response(_finish(turn, choice))
+    return json_response(_finish(pending, choice))
 
 
 def _head(body: ResponsesRequest) -> dict[str, object]:
@@ -167,7 +167,7 @@ def _item_messages(item: Item, where: str) -> list[ChatMessage]:
                 raise bad_request(f"{where}.output is required", param=f"{where}.output")
             return [ChatMessage(role="tool", tool_call_id=str(item.get("call_id")), content=output)]
         case "reasoning":
-            return []  # what another model thought is no part of this one's prompt
+            return []  # another model's reasoning does not belong in this prompt
     raise unsupported(f"{where}.type", f"the item type {str(item.get('type'))[:50]!r}")
 
 
@@ -192,29 +192,29 @@ def _as_chat(body: ResponsesRequest, messages: tuple[ChatMessage, ...]) -> ChatR
     )
 
 
-def _finish(turn: Turn, choice: WholeChoice) -> dict[str, object]:
+def _finish(pending: PendingResponse, choice: WholeChoice) -> dict[str, object]:
     """The complete response object. Changes: keeps it for a follow-up, unless asked not to."""
     is_cut = choice.finish_reason == "length"
     status = "incomplete" if is_cut else "completed"
-    output: list[dict[str, object]] = [_message_item(turn, choice.text, status)] if choice.text else []
+    output: list[dict[str, object]] = [_message_item(pending, choice.text, status)] if choice.text else []
     output += [_call_item(call) for call in choice.calls]
     document = {
-        **turn.head,
+        **pending.head,
         "status": status,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": output,
-        "usage": _usage(turn.generation.tally),
+        "usage": _usage(pending.generation.stats),
     }
-    if turn.body.store is not False:
+    if pending.body.store is not False:
         calls = [{k: v for k, v in call.items() if k != "index"} for call in choice.calls]
         answer = ChatMessage(role="assistant", content=choice.text, tool_calls=calls or None)
-        entry = StoredResponse(document=document, messages=(*turn.messages, answer))
-        turn.context.responses.put(str(turn.head["id"]), entry)
+        entry = StoredResponse(document=document, messages=(*pending.messages, answer))
+        pending.context.responses.put(str(pending.head["id"]), entry)
     return document
 
 
-def _message_item(turn: Turn, text: str, status: str) -> dict[str, object]:
-    item_id = str(turn.head["id"]).replace("resp_", "msg_", 1)
+def _message_item(pending: PendingResponse, text: str, status: str) -> dict[str, object]:
+    item_id = str(pending.head["id"]).replace("resp_", "msg_", 1)
     content = [] if status == "in_progress" else [_text_part(text)]
     return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": content}
 
@@ -229,13 +229,13 @@ def _call_item(call: Mapping[str, Any]) -> dict[str, object]:
     return {**head, "name": function["name"], "arguments": function["arguments"]}
 
 
-def _usage(tally: Tally) -> dict[str, object]:
+def _usage(stats: RequestStats) -> dict[str, object]:
     return {
-        "input_tokens": tally.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": tally.num_cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": tally.num_completion_tokens,
+        "input_tokens": stats.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": stats.num_completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": tally.num_prompt_tokens + tally.num_completion_tokens,
+        "total_tokens": stats.num_prompt_tokens + stats.num_completion_tokens,
     }
 
 
@@ -251,18 +251,18 @@ class _Numbered:
         return event(data, name=kind)
 
 
-async def _events(turn: Turn) -> AsyncGenerator[bytes, None]:
+async def _events(pending: PendingResponse) -> AsyncGenerator[bytes, None]:
     write = _Numbered().event
     whole = WholeChoice(index=0)
-    empty = _message_item(turn, "", "in_progress")
+    empty = _message_item(pending, "", "in_progress")
     where = {"item_id": empty["id"], "output_index": 0, "content_index": 0}
     is_open = False
-    parts_of = read_parts(turn.context.metrics, turn.generation, turn.form.tool_format)
+    parts_of = read_parts(pending.context.metrics, pending.generation, pending.form.tool_format)
     async with contextlib.aclosing(parts_of) as parts:
         async for part in parts:
             data = b""
             if not is_open:
-                started = {**turn.head, "status": "in_progress", "output": []}
+                started = {**pending.head, "status": "in_progress", "output": []}
                 data = write("response.created", response=started)
                 data += write("response.in_progress", response=started)
                 is_open = True
@@ -275,7 +275,7 @@ async def _events(turn: Turn) -> AsyncGenerator[bytes, None]:
             whole.calls += part.calls
             whole.finish_reason = part.finish_reason
             yield data
-    document = _finish(turn, whole)
+    document = _finish(pending, whole)
     yield _closing(write, document, where)
 
 

@@ -63,7 +63,7 @@ class ServingContext:
 
 
 @dataclass(slots=True, kw_only=True)
-class Serving:
+class ServerState:
     """The mutable state of the process: what it is doing, and the context once there is one."""
 
     phase: Phase = Phase.LOADING
@@ -106,7 +106,7 @@ def tags_of(request: web.Request) -> dict[str, str]:
     return {name: tag for name, tag in given.items() if 0 < len(tag) <= MAX_TAG_LENGTH}
 
 
-SERVING = web.AppKey("serving", Serving)
+SERVER_STATE = web.AppKey("server_state", ServerState)
 
 
 def context_of(request: web.Request) -> ServingContext:
@@ -115,4 +115,4 @@ def context_of(request: web.Request) -> ServingContext:
     Raises:
         ApiError: 503 while loading, draining or dead.
     """
-    return request.app[SERVING].ready_context()
+    return request.app[SERVER_STATE].ready_context()

@@ -37,7 +37,7 @@ from engine_adapter.server.app import MAX_BODY_BYTES, build_app
 from engine_adapter.server.memory_check import RESERVE_BYTES, TooLittleMemory, available_bytes, check_memory
 from engine_adapter.server.metrics import WorkerMetrics
 from engine_adapter.server.sampling_options import SamplingLimits
-from engine_adapter.server.serving import Phase, Serving, ServingContext
+from engine_adapter.server.serving import Phase, ServerState, ServingContext
 from paged_kv.layout import parse_kv_memory
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class WorkerServer:
     def __init__(self, config: ServerConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
-        self.serving = Serving()
+        self.state = ServerState()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -115,7 +115,7 @@ class WorkerServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        app = build_app(self.serving, max_body_bytes=self._config.max_body_bytes)
+        app = build_app(self.state, max_body_bytes=self._config.max_body_bytes)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         await web.SockSite(runner, self._listener).start()
@@ -134,19 +134,17 @@ class WorkerServer:
     async def _serve(self, context: ServingContext) -> int:
         context.engine.start()
         await self._restore_pins(context)
-        self.serving.context, self.serving.phase, self.serving.detail = context, Phase.READY, "serving"
+        self.state.context, self.state.phase, self.state.detail = context, Phase.READY, "serving"
         print(self._ready_line(context), flush=True)
         await self._first(self._stop.wait(), context.engine.when_dead.wait())
         if context.engine.when_dead.is_set():
-            self.serving.phase, self.serving.detail = Phase.DEAD, "the engine died"
+            self.state.phase, self.state.detail = Phase.DEAD, "the engine died"
             logger.error("engine_dead_exiting")
             return 1
-        self.serving.phase, self.serving.detail = Phase.DRAINING, "told to stop"
-        await self._first(
-            self.serving.wait_idle(), self._hurry.wait(), timeout_s=self._config.drain_timeout_s
-        )
-        if self.serving.num_in_flight:
-            logger.warning("drain_cut_off requests=%d", self.serving.num_in_flight)
+        self.state.phase, self.state.detail = Phase.DRAINING, "told to stop"
+        await self._first(self.state.wait_idle(), self._hurry.wait(), timeout_s=self._config.drain_timeout_s)
+        if self.state.num_in_flight:
+            logger.warning("drain_cut_off requests=%d", self.state.num_in_flight)
         await context.engine.close()
         if context.kv_events is not None:
             await asyncio.to_thread(context.kv_events.stop)
@@ -154,7 +152,7 @@ class WorkerServer:
 
     async def _restore_pins(self, context: ServingContext) -> None:
         """Let the engine compute the pins of the manifest before others compete for its blocks."""
-        self.serving.detail = "restoring pins"
+        self.state.detail = "restoring pins"
         is_restored = False
         while not is_restored and not self._stop.is_set():
             is_restored = await context.engine.call(
@@ -177,14 +175,14 @@ class WorkerServer:
         return future
 
     def _report(self, line: str) -> None:
-        self.serving.detail = line
+        self.state.detail = line
         print(line, file=sys.stderr, flush=True)
 
     def _ready_line(self, context: ServingContext) -> str:
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         stats = context.engine.latest_stats
-        took_s = time.time() - self.serving.started_wall_s
+        took_s = time.time() - self.state.started_wall_s
         return (
             f"worker ready: {context.model_name} on http://{shown}:{port} "
             f"({str(self._config.engine.torch_dtype).removeprefix('torch.')}, "

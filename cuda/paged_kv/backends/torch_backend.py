@@ -16,7 +16,7 @@ from paged_kv.arena import KVArena, check_rows
 from paged_kv.backends.torch_plan import DecodeGroup, Prefill, StepPlan, plan_step
 from paged_kv.batch import AttentionBatch
 from paged_kv.codec import MAX_STORED_SCALE, MIN_STORED_SCALE, SCALE_UNIT
-from paged_kv.cpu.cpu_attention import NativeDecode
+from paged_kv.cpu.cpu_attention import CPUAttention
 from paged_kv.layout import SCALE_BYTES, KVDtype, KVLayout
 
 _STORED = {
@@ -118,9 +118,9 @@ class TorchBackend:
             self._rows = self._rows.view(self._stored_dtype)
         scales_end = layout.tile_data_bytes + layout.block_size * SCALE_BYTES
         self._scale_bytes = slice(layout.tile_data_bytes, scales_end)
-        self._native: NativeDecode | None = None
-        if NativeDecode.serves(layout, self._bytes.device):
-            self._native = NativeDecode(self._tiles, layout, group=self._group, scale=scale)
+        self._native: CPUAttention | None = None
+        if CPUAttention.serves(layout, self._bytes.device):
+            self._native = CPUAttention(self._tiles, layout, group=self._group, scale=scale)
         self._planned: tuple[AttentionBatch, torch.dtype, StepPlan] | None = None
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:

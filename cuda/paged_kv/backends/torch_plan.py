@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_kv.batch import AttentionBatch
-from paged_kv.cpu.cpu_attention import NativeDecode, NativeDecodePlan, NativePrefillPlan
+from paged_kv.cpu.cpu_attention import CPUAttention, CPUDecodePlan, CPUPrefillPlan
 from paged_kv.layout import KVLayout
 
 
@@ -55,9 +55,9 @@ class StepPlan:
     write_tiles: torch.Tensor  # (num_tokens, num_kv_heads) int64: of every head
     write_offsets: torch.Tensor  # (num_tokens, 1) int64: row inside the tile
     decode_groups: list[DecodeGroup]
-    native_decode: NativeDecodePlan | None  # instead of groups
+    native_decode: CPUDecodePlan | None  # instead of groups
     prefills: list[Prefill]
-    native_prefills: list[tuple[slice, NativePrefillPlan]]  # instead of prefills: rows of the step's query
+    native_prefills: list[tuple[slice, CPUPrefillPlan]]  # instead of prefills: rows of the step's query
 
 
 def _tile_rows(layout: KVLayout, tables: list[list[int]]) -> torch.Tensor:
@@ -149,13 +149,13 @@ def plan_step(
     sliding_window: int | None,
     dtype: torch.dtype,
     device: torch.device,
-    native: NativeDecode | None = None,
+    native: CPUAttention | None = None,
 ) -> StepPlan:
     """Derive a step's plan for queries of `dtype`, with all tensors on `device`."""
     groups: dict[int, list[int]] = {}
     decodes = [index for index, query in enumerate(batch.query_lens) if query == 1] if native else []
     prefills: list[Prefill] = []
-    native_prefills: list[tuple[slice, NativePrefillPlan]] = []
+    native_prefills: list[tuple[slice, CPUPrefillPlan]] = []
     starts = batch.query_starts
     for index, query in enumerate(batch.query_lens):
         if query == 1 and native is not None:

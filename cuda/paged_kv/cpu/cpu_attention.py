@@ -36,7 +36,7 @@ class _Shape(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativeDecodePlan:
+class CPUDecodePlan:
     """Sequences with one new token each."""
 
     token_rows: torch.Tensor  # (sequences,) int64: rows of the step's query
@@ -46,7 +46,7 @@ class NativeDecodePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativePrefillPlan:
+class CPUPrefillPlan:
     """One sequence with several new tokens."""
 
     blocks: torch.Tensor  # (blocks,) int64
@@ -55,7 +55,7 @@ class NativePrefillPlan:
     scratch: torch.Tensor
 
 
-class NativeDecode:
+class CPUAttention:
     """The opened kernel over one arena, given as its tiles `(num_tiles, values)` fp32."""
 
     def __init__(self, tiles: torch.Tensor, layout: KVLayout, *, group: int, scale: float) -> None:
@@ -95,7 +95,7 @@ class NativeDecode:
         is_plain = layout.dtype is KVDtype.FLOAT32 and layout.head_dim % LANES == 0
         return is_plain and device.type == "cpu" and native_library(SOURCE) is not None
 
-    def plan(self, batch: AttentionBatch, members: Sequence[int], window: int | None) -> NativeDecodePlan:
+    def plan(self, batch: AttentionBatch, members: Sequence[int], window: int | None) -> CPUDecodePlan:
         """Derive what all layers share for these sequences of the batch."""
         lengths = [batch.context_lens[index] for index in members]
         firsts = [0 if window is None else max(0, length - window) for length in lengths]
@@ -103,14 +103,14 @@ class NativeDecode:
         columns = max(map(len, tables))
         longest = max(length - first for first, length in zip(firsts, lengths, strict=True))
         starts = batch.query_starts
-        return NativeDecodePlan(
+        return CPUDecodePlan(
             token_rows=torch.tensor([starts[index] for index in members]),
             blocks=torch.tensor([table + [0] * (columns - len(table)) for table in tables]),
             visible=torch.tensor([firsts, lengths]),
             scores=torch.empty(GROUP, -(-longest // LANES) * LANES),
         )
 
-    def attend(self, layer: int, query: torch.Tensor, plan: NativeDecodePlan) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, plan: CPUDecodePlan) -> torch.Tensor:
         """Attend query (sequences, num_heads, head_dim), which may be a view, over the blocks."""
         query = query.contiguous()
         out = torch.empty_like(query)
@@ -124,7 +124,7 @@ class NativeDecode:
         )
         return out
 
-    def plan_prefill(self, batch: AttentionBatch, index: int, window: int | None) -> NativePrefillPlan:
+    def plan_prefill(self, batch: AttentionBatch, index: int, window: int | None) -> CPUPrefillPlan:
         """Derive what all layers share for one sequence of the batch."""
         context, query = batch.context_lens[index], batch.query_lens[index]
         window = context if window is None else window
@@ -132,14 +132,14 @@ class NativeDecode:
         num_positions = -(-num_visible // PANEL) * PANEL
         head_dim = self._shape.head_dim
         num_floats = num_positions * head_dim + BLOCK_ROWS * (num_positions + LANES + 2 * head_dim)
-        return NativePrefillPlan(
+        return CPUPrefillPlan(
             blocks=torch.tensor(batch.used_blocks(index)),
             num_context_tokens=context,
             window=window,
             scratch=torch.empty(num_floats),
         )
 
-    def attend_prefill(self, layer: int, query: torch.Tensor, plan: NativePrefillPlan) -> torch.Tensor:
+    def attend_prefill(self, layer: int, query: torch.Tensor, plan: CPUPrefillPlan) -> torch.Tensor:
         """Attend query (num_tokens, num_heads, head_dim), which may be a view, over the blocks."""
         if query.stride()[1:] != (query.shape[2], 1):  # the kernel steps over tokens, not over heads
             query = query.contiguous()

@@ -33,11 +33,11 @@ class CPUKernels:
         self._linear.argtypes = [_pointer, _long, _long, _pointer, _long, _pointer, _long, _pointer]
         self._rms_norm = library.homing_rms_norm
         self._rms_norm.argtypes = [_pointer, _long, _long, _pointer, ctypes.c_float, _pointer]
-        self._gated = library.homing_gated
-        self._gated.argtypes = [_pointer, _long, _long, _pointer]
+        self._silu_and_mul = library.homing_gated
+        self._silu_and_mul.argtypes = [_pointer, _long, _long, _pointer]
         self._rotate = library.homing_rotate
         self._rotate.argtypes = [_pointer, _long, _long, _long, _long, _pointer, _pointer]
-        for function in (self._linear, self._rms_norm, self._gated, self._rotate):
+        for function in (self._linear, self._rms_norm, self._silu_and_mul, self._rotate):
             function.restype = None
 
     def linear(self, weights: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -70,11 +70,11 @@ class CPUKernels:
         self._rms_norm(rows.data_ptr(), num_rows, width, weight.data_ptr(), eps, out.data_ptr())
         return out
 
-    def gated(self, rows: torch.Tensor) -> torch.Tensor:
+    def silu_and_mul(self, rows: torch.Tensor) -> torch.Tensor:
         """Return silu(left half) * right half of fp32 rows."""
         num_rows, width = rows.shape
         out = torch.empty(num_rows, width // 2)
-        self._gated(rows.data_ptr(), num_rows, width // 2, out.data_ptr())
+        self._silu_and_mul(rows.data_ptr(), num_rows, width // 2, out.data_ptr())
         return out
 
     def rotate(self, heads: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor) -> None:

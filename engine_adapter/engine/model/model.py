@@ -121,14 +121,16 @@ class LayerOperators:
             return self._kernels.rms_norm(rows, weight, eps)
         return rms_norm(rows, weight, eps)
 
-    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return silu(gate) * up of rows that hold both."""
         if self._kernels is not None and gate_up.shape[1] % (2 * LANES) == 0:
-            return self._kernels.gated(gate_up)
+            return self._kernels.silu_and_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
-    def turn(self, heads: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def rotate(
+        self, heads: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
         """Return the first heads of `(num_tokens, heads, head_dim)` rotated. May change `heads`."""
         if self._kernels is not None and heads.shape[2] % (2 * LANES) == 0 and heads.is_contiguous():
             self._kernels.rotate(heads, num_heads, cos, sin)
@@ -183,7 +185,7 @@ class DecoderLayer:
             hidden, attended = hidden[keep_rows], attended[keep_rows]
         hidden = hidden + self._attention_out(attended)
         normed = self._ops.norm(hidden, self._mlp_norm, eps)
-        return hidden + self._down(self._ops.gated(self._gate_up(normed)))
+        return hidden + self._down(self._ops.silu_and_mul(self._gate_up(normed)))
 
     def _project(
         self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -191,15 +193,15 @@ class DecoderLayer:
         """Return rotated query and key, and value, each `(num_tokens, heads, head_dim)`."""
         config = self._config
         num_query, num_kv = config.num_attention_heads, config.num_key_value_heads
-        num_turning = num_query + num_kv
-        heads = self._qkv(normed).view(-1, num_turning + num_kv, config.head_dim)
-        turning, value = heads, heads[:, num_turning:]
+        num_rotated = num_query + num_kv
+        heads = self._qkv(normed).view(-1, num_rotated + num_kv, config.head_dim)
+        to_rotate, value = heads, heads[:, num_rotated:]
         if self._query_norm is not None and self._key_norm is not None:
             query = rms_norm(heads[:, :num_query], self._query_norm, config.rms_norm_eps)
-            key = rms_norm(heads[:, num_query:num_turning], self._key_norm, config.rms_norm_eps)
-            turning = torch.cat((query, key), dim=1)
-        turned = self._ops.turn(turning, num_turning, cos, sin)
-        return turned[:, :num_query], turned[:, num_query:], value
+            key = rms_norm(heads[:, num_query:num_rotated], self._key_norm, config.rms_norm_eps)
+            to_rotate = torch.cat((query, key), dim=1)
+        rotated = self._ops.rotate(to_rotate, num_rotated, cos, sin)
+        return rotated[:, :num_query], rotated[:, num_query:], value
 
 
 def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

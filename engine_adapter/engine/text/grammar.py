@@ -47,12 +47,12 @@ class Grammar:
         self._compiled = compiled
         self._xgrammar = xgrammar
 
-    def start(self) -> GrammarPosition:
+    def start(self) -> GrammarMatcher:
         """A new text begins."""
-        return GrammarPosition(self._xgrammar.GrammarMatcher(self._compiled), self._xgrammar)
+        return GrammarMatcher(self._xgrammar.GrammarMatcher(self._compiled), self._xgrammar)
 
 
-class GrammarPosition:
+class GrammarMatcher:
     """Where one text is in its grammar; a `TokenConstraint`."""
 
     def __init__(self, matcher: Any, xgrammar: Any) -> None:
