@@ -1,7 +1,8 @@
-"""Turns a scheduled batch into tensors, runs the model, and hands the wanted logits to the sampler.
+"""Turns a scheduled batch into tensors, runs the model, and passes the requested logits to the sampler.
 
-The runner owns the model and the KV arena and has no opinion: it computes exactly what was scheduled, at the
-positions and blocks that the sequences say. It changes KV memory and sampling states, never a sequence.
+The runner decides nothing: it computes exactly what was scheduled, at the positions and blocks that the
+sequences name. It changes KV memory and sampling states, never a sequence. It lives in `core` because it is
+where scheduling, KV memory and the model meet.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
-        """Compute one step; an entry is None where the sequence did not reach its last token.
+        """Compute one step; an entry is None where the sequence has not reached its last token.
 
-        Changes: KV memory, and the sampling states of sequences that get tokens or prompt scores.
+        Changes: KV memory, and the sampling states of sequences that get a token or prompt scores.
         """
         token_ids: list[int] = []
         positions: list[int] = []
@@ -79,7 +80,7 @@ class ModelRunner:
         )
 
     def _score_prompts(self, scheduled: list[ScheduledSequence], hidden: torch.Tensor) -> None:
-        """Changes: the sampling states whose prompt positions are the rows of `hidden`."""
+        """Score the prompt positions in `hidden`. Changes: the sampling states they belong to."""
         start = 0
         for item in scheduled:
             positions, sequence = item.scored_positions, item.sequence

@@ -1,4 +1,4 @@
-"""What one step brought one request, as the engine reports it. Decides nothing."""
+"""The result of one step for one request, as the engine reports it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from engine_adapter.engine.model.sampling import TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What one step did for one request."""
+    """The result of one step for one request."""
 
     request_id: str
     new_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # with the first tokens, if asked for
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # with the first token, if requested
     finish_reason: FinishReason | None = None
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int  # prompt tokens whose KV was reused at the first admission
-    num_loaded_tokens: dict[str, int] = field(default_factory=dict)  # of these, by tier below the device
+    num_loaded_tokens: dict[str, int] = field(default_factory=dict)  # of these, loaded from each tier
     num_preemptions: int
     timings: Timings
     error: str | None = None
@@ -33,7 +33,7 @@ def output_of(
     token: SampledToken | None = None,
     error: str | None = None,
 ) -> StepOutput | None:
-    """Report a sequence after a step; None for the engine's own, whose output nobody waits for."""
+    """Report a sequence after a step; None for internal requests, whose output nobody reads."""
     if sequence.request.is_internal:
         return None
     is_first_token = token is not None and sequence.num_output_tokens == 1
