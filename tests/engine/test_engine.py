@@ -78,7 +78,7 @@ def test_finish_reasons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "word"), [([], "empty"), ([1] * 32, "fit"), ([97], "outside"), ([-1], "outside")]
+    ("prompt", "word"), [([], "empty"), ([1] * 32, "at most 31"), ([97], "outside"), ([-1], "outside")]
 )
 def test_impossible_requests_are_refused_at_once(prompt: list[int], word: str) -> None:
     """What can never run raises, names the limit, and leaves nothing behind."""

@@ -36,9 +36,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens; None: the model's own limit
     max_batch_tokens: int = 512
     max_prefill_tokens_beside_decodes: int = 128
-    max_step_s: float | None = (
-        None  # time limit of a step with prompts, half of it beside decodes; None: none
-    )
+    max_step_s: float | None = None  # limit of a step with prompts, half of it beside decodes; None: none
     max_num_sequences: int = 32
     max_num_waiting: int = 1024
     enable_prefix_caching: bool = True

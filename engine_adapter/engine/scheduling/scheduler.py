@@ -3,7 +3,7 @@
 A step has a budget of tokens. Decodes come first, one token each, so that a new request never pauses a
 running stream. Prompts get the rest, in chunks. Beside running decodes the chunks are smaller, because every
 decode waits for the whole step. Of the chunk budget the oldest prompt gets half; the other half goes to the
-prompts with the least work left. Short follow-ups overtake a long first turn, and the long one still advances.
+prompts with the least work left: short follow-ups overtake a long first turn, and the long one advances too.
 
 A waiting sequence is admitted when its whole prompt fits and the running sequences still have room to grow,
 so two prompts never block each other half way. If a running sequence cannot grow, the one with the greatest

@@ -1,4 +1,4 @@
-"""One load under way: which chunks a sequence still waits for."""
+"""One load in progress: the chunks that a sequence is still waiting for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_adapter.engine.kv.tiers.chunk_readers import Chunk
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TierLoad:
-    """One sequence's load. The sequence names it by id for as long as it wants it."""
+    """One sequence's load. The sequence holds its id for as long as it wants it."""
 
     load_id: int
     sequence: Sequence
