@@ -1,7 +1,7 @@
-"""What a finished request leaves behind: its usage object and its metrics.
+"""The usage object and the metrics of a finished request.
 
-Decides how tokens are counted for the caller. Invariant: `cached_tokens` is always present, zero included,
-and is less than the prompt, because the last prompt token is always computed.
+Decides how tokens are counted for the caller. Invariant: `cached_tokens` is always present, even if zero, and
+is less than the prompt, because the last prompt token is always computed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def usage_of(stats: RequestStats) -> dict[str, object]:
 async def accounted_pieces(
     metrics: WorkerMetrics, generation: Generation, prompt_param: str
 ) -> AsyncGenerator[Piece, None]:
-    """The pieces of a generation; its metrics are recorded however it ends."""
-    outcome = "abort"  # unless it gets to its end, the client went away
+    """Yield the pieces of a generation; record its metrics however it ends."""
+    outcome = "abort"  # unless the generation finishes, the client has disconnected
     try:
         with engine_errors_as_answers(prompt_param):
             async with contextlib.aclosing(generation.pieces()) as pieces:
@@ -45,7 +45,7 @@ async def accounted_pieces(
 
 
 def record(metrics: WorkerMetrics, stats: RequestStats, reason: str) -> None:
-    """Changes: the histograms and counters of one request that ended for `reason`."""
+    """Record a request that ended for `reason`. Changes: histograms and counters."""
     metrics.request_success[reason].inc()
     metrics.prompt_tokens_cached.inc(stats.num_cached_tokens)
     metrics.request_prompt_tokens.observe(stats.num_prompt_tokens)

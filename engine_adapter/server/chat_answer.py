@@ -1,4 +1,4 @@
-"""Pieces of text become a chat answer, whole or streamed.
+"""Builds chat answers from pieces of text, whole or streamed.
 
 Decides the shape of chat answers. A stream opens each choice with the role, carries text and tool calls,
 ends each choice with its finish reason, then the usage where asked, then `[DONE]`. Both shapes read tool
@@ -25,7 +25,7 @@ from engine_adapter.server.metrics import WorkerMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerStyle:
-    """What all chunks of one answer have in common."""
+    """What all chunks of one answer share."""
 
     response_id: str
     created: int
@@ -97,7 +97,7 @@ async def read_parts(
     tool_format: ToolCallFormat | None,
     reasoning_place: ReasoningPlace = ReasoningPlace.NOWHERE,
 ) -> AsyncGenerator[Part, None]:
-    """The generation's pieces as parts. Use under `contextlib.aclosing`."""
+    """Yield the generation's pieces as parts. Use under `contextlib.aclosing`."""
     readers: dict[int, ChoiceReader] = {}
     async with contextlib.aclosing(accounted_pieces(metrics, generation, "messages")) as pieces:
         async for piece in pieces:
@@ -111,7 +111,7 @@ async def read_parts(
 
 @dataclass(slots=True, kw_only=True)
 class WholeChoice:
-    """One choice, collected."""
+    """One complete choice."""
 
     index: int
     reasoning: str = ""
@@ -128,7 +128,7 @@ async def collect_choices(
     tool_format: ToolCallFormat | None,
     reasoning_place: ReasoningPlace = ReasoningPlace.NOWHERE,
 ) -> list[WholeChoice]:
-    """Run the generation to its end."""
+    """Run the generation to its end; return its choices."""
     choices: dict[int, WholeChoice] = {}
     async with contextlib.aclosing(read_parts(metrics, generation, tool_format, reasoning_place)) as parts:
         async for part in parts:
@@ -169,7 +169,7 @@ async def whole_answer(
 async def answer_events(
     metrics: WorkerMetrics, tokenizer: Tokenizer, generation: Generation, style: AnswerStyle
 ) -> AsyncGenerator[bytes, None]:
-    """The `chat.completion.chunk` events; one piece of bytes per delivery of the engine."""
+    """Yield the `chat.completion.chunk` events, joined for each step of the engine."""
     extra: dict[str, object] = {"usage": None} if style.wants_usage else {}
 
     def chunk(index: int, delta: dict[str, object], **choice: object) -> bytes:

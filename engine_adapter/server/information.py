@@ -1,8 +1,8 @@
-"""The routes that tell about the worker: models, health, version, metrics, tokens.
+"""Routes that describe the worker: models, health, version, metrics, tokens.
 
-Decides what "healthy" means. `/live`: the process answers. `/health`: it can serve now or after its queue
-(what vLLM's route of that name means). `/ready`: it takes new requests, with what is still missing spelled
-out. Metrics answer in every phase.
+Decides what "healthy" means. `/live`: the process responds. `/health`: the engine runs, also while draining
+(as vLLM's route of that name). `/ready`: new requests are accepted; the body says what is missing. `/metrics`
+responds in every phase.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def models(request: web.Request) -> web.Response:
 
 
 async def model(request: web.Request) -> web.Response:
-    """`GET /v1/models/{id}`; ids may hold slashes."""
+    """`GET /v1/models/{id}`; ids may contain slashes."""
     context = context_of(request)
     name = request.match_info["model"]
     if name not in context.model_names:
@@ -48,7 +48,7 @@ def _card(context: ServingContext, name: str) -> dict[str, object]:
 
 
 async def live(request: web.Request) -> web.Response:
-    """`GET /live`: the process answers."""
+    """`GET /live`: the process responds."""
     return json_response({"status": "ok", "phase": request.app[SERVER_STATE].phase.value})
 
 
@@ -60,7 +60,7 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """`GET /ready`: 200 while new requests are taken."""
+    """`GET /ready`: 200 while new requests are accepted."""
     state = request.app[SERVER_STATE]
     document = {
         "ready": state.phase is Phase.READY,
@@ -92,7 +92,7 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """`POST /tokenize`: of a text, or of messages as the template renders them."""
+    """`POST /tokenize`: for a text, or for messages as the template renders them."""
     context = context_of(request)
     body = await read_body(request, TokenizeRequest)
     if (body.prompt is None) == (body.messages is None):

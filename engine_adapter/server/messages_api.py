@@ -1,12 +1,12 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's dialect over the same chat.
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's dialect of the same chat.
 
-Decides how its shapes map onto ours and back: system and blocks become messages, `tool_use` and
-`tool_result` become tool calls and tool messages, and usage splits the prompt into computed and cached tokens
-(`input_tokens` excludes what was read from the cache, as Anthropic counts). Images are refused.
+Decides how its shapes map to ours and back: system and blocks become messages, `tool_use` and `tool_result`
+become tool calls and tool messages, and usage splits the prompt into computed and cached tokens
+(`input_tokens` excludes cached ones, as Anthropic counts). Images are refused.
 
-`thinking` sets the switch of templates that have one; other models think or not as they were made, and
-`enabled` is no error there: agents send it to every model. `adaptive`, or none, leaves it to the template. No
-budget is enforced. Thoughts are blocks of their own, with an empty signature, for nobody here checks one.
+`thinking` sets the switch of templates that have one. For other models `enabled` is accepted without effect,
+because agents send it to every model. `adaptive`, or no field, leaves it to the template. Budgets are not
+enforced. Reasoning is sent in thinking blocks with an empty signature; nothing here checks signatures.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
 
 async def count_tokens(request: web.Request) -> web.Response:
-    """The size of a prompt, without answering it."""
+    """Count the tokens of a prompt without answering it."""
     context = context_of(request)
     chat = _as_chat(await read_body(request, MessagesRequest), context)
     check_chat(chat)
@@ -127,7 +127,7 @@ def _thinking_switch(body: MessagesRequest) -> dict[str, Any] | None:
 
 
 def _check_thinking(body: MessagesRequest) -> None:
-    """Raise a 400 for a budget that Anthropic's API would refuse too."""
+    """Raise a 400 for a budget that Anthropic's API would also refuse."""
     thinking = body.thinking
     if thinking is None or thinking.type != "enabled":
         return
@@ -140,7 +140,7 @@ def _check_thinking(body: MessagesRequest) -> None:
 
 
 def _chat_messages(message: Message) -> list[ChatMessage]:
-    """One message with blocks may be several of ours: each tool result is a message of its own."""
+    """Convert one message; it may become several, because each tool result is its own message."""
     if isinstance(message.content, str):
         return [ChatMessage(role=message.role, content=message.content)]
     results = [
@@ -256,7 +256,7 @@ class BlockWriter:
 
 
 def named(kind: str, **fields: object) -> bytes:
-    """An event whose name is repeated in its data, as this API has it."""
+    """Encode an event with its name repeated in the data, as this API does."""
     return event({"type": kind, **fields}, name=kind)
 
 
@@ -272,7 +272,7 @@ async def _events(
     read = read_parts(context.metrics, generation, form.tool_format, reasoning_place)
     async with contextlib.aclosing(read) as parts:
         async for part in parts:
-            if not is_open:  # the first part also tells how much of the prompt was cached
+            if not is_open:  # not earlier: the first part brings the number of cached tokens
                 start: dict[str, object] = {"content": [], "stop_reason": None, "stop_sequence": None}
                 usage = {**_usage(generation.stats), "output_tokens": 1}
                 yield named("message_start", message={**head, **start, "usage": usage})

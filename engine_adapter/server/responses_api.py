@@ -1,8 +1,8 @@
-"""`/v1/responses`: OpenAI's newer dialect, as much of it as a text model has.
+"""`/v1/responses`: OpenAI's newer dialect, as far as it applies to a text model.
 
-Decides how input items map onto chat messages and how an answer becomes output items. With `store` (the
-default) the answer may be continued by `previous_response_id`. Built-in tools, background mode and
-conversations are refused by name: to ignore them would lose context silently.
+Decides how input items map to chat messages and how an answer becomes output items. With `store` (the
+default) the answer can be continued with `previous_response_id`. Built-in tools, background mode and
+conversations are refused by name: ignoring them would silently lose context.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingResponse:
-    """One request on its way to an answer."""
+    """One request being answered."""
 
     context: ServingContext
     body: ResponsesRequest
@@ -82,7 +82,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 def _head(body: ResponsesRequest) -> dict[str, object]:
-    """What is known from the start; strict clients want every field that OpenAI names as required."""
+    """The fields known from the start; strict clients need every field that OpenAI requires."""
     return {
         "id": f"resp_{secrets.token_hex(16)}",
         "object": "response",
@@ -121,7 +121,7 @@ async def delete(request: web.Request) -> web.Response:
 def _stored(context: ServingContext, response_id: str, param: str = "response_id") -> StoredResponse:
     entry = context.responses.get(response_id)
     if entry is None:
-        raise not_found("there is no such response on this worker", param=param)
+        raise not_found("no such response on this worker", param=param)
     return entry
 
 
@@ -193,7 +193,7 @@ def _as_chat(body: ResponsesRequest, messages: tuple[ChatMessage, ...]) -> ChatR
 
 
 def _finish(pending: PendingResponse, choice: WholeChoice) -> dict[str, object]:
-    """The complete response object. Changes: keeps it for a follow-up, unless asked not to."""
+    """Build the complete response object. Changes: stores it for follow-ups, unless `store` is false."""
     is_cut = choice.finish_reason == "length"
     status = "incomplete" if is_cut else "completed"
     output: list[dict[str, object]] = [_message_item(pending, choice.text, status)] if choice.text else []
@@ -240,7 +240,7 @@ def _usage(stats: RequestStats) -> dict[str, object]:
 
 
 class _Numbered:
-    """Named events with the sequence numbers that this API has."""
+    """Encodes named events with this API's sequence numbers."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -280,7 +280,7 @@ async def _events(pending: PendingResponse) -> AsyncGenerator[bytes, None]:
 
 
 def _closing(write: Callable[..., bytes], document: dict[str, object], where: Mapping[str, object]) -> bytes:
-    """The `done` events of every output item, then the whole response."""
+    """The `done` events of all output items, then the whole response."""
     data = b""
     output = document["output"]
     assert isinstance(output, list)

@@ -1,9 +1,9 @@
-"""The life of the worker process: bind, load, serve, drain, end.
+"""The worker process: bind, load, serve, drain, exit.
 
-Decides the order. The port is bound before the model is loaded, so a port in use is known at once; the
-server answers while loading, so that probes can tell "starting" from "gone". SIGTERM or SIGINT: new
-requests get a 503, running ones finish within the drain limit, exit code 0; a second signal ends at once. If
-the engine dies the process ends with code 1, for a supervisor to start it again.
+Decides the order. The port is bound before the model is loaded, so a port in use is reported at once; the
+server responds while loading, so that probes can distinguish "starting" from "gone". On SIGTERM or SIGINT new
+requests get a 503 and running ones finish within the drain limit, then the exit code is 0; a second signal
+ends the drain at once. If the engine dies, the process exits with code 1, so that a supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StartupFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What the command line says."""
+    """The settings from the command line."""
 
     host: str = "127.0.0.1"
     port: int = 8001
@@ -60,12 +60,12 @@ class ServerConfig:
     max_body_bytes: int = MAX_BODY_BYTES
     dies_with_parent: bool = False
     engine: EngineConfig = field(default_factory=EngineConfig)
-    kv_memory: str | None = None  # a size or a share of what is free beside the weights; wins over `engine`
+    kv_memory: str | None = None  # a size or a share of the memory the weights leave free; overrides `engine`
     kv_events: KVEventConfig | None = None  # None: no events are published
 
 
 def run_server(config: ServerConfig) -> int:
-    """Serve until told to stop; return the exit code.
+    """Serve until stopped; return the exit code.
 
     Raises:
         StartupFailed: port in use, no such model, too little memory.
@@ -77,7 +77,7 @@ def run_server(config: ServerConfig) -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind, not yet serve."""
+    """Bind the port; requests are served later."""
     if not 0 <= port <= 65535:
         raise StartupFailed(f"cannot listen on port {port}: choose one between 1 and 65535, or 0")
     try:
@@ -93,16 +93,16 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def die_with_parent() -> None:
-    """Ask Linux for a SIGTERM when the parent ends, so that a killed supervisor leaves no orphan."""
+    """Ask Linux for a SIGTERM when the parent ends, so that a killed supervisor leaves no worker behind."""
     parent = os.getppid()
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    if os.getppid() != parent or parent == 1:  # it died before we asked
-        raise StartupFailed("the parent process is gone")
+    if os.getppid() != parent or parent == 1:  # it ended before the call
+        raise StartupFailed("the parent process has ended")
 
 
 class WorkerServer:
-    """One run of the process. Its parts belong to one event loop."""
+    """One run of the process. Belongs to one event loop."""
 
     def __init__(self, config: ServerConfig, listener: socket.socket) -> None:
         self._config = config
@@ -122,7 +122,7 @@ class WorkerServer:
         try:
             loaded = await self._first(self._load(loop), self._stop.wait())
             if not isinstance(loaded, ServingContext):
-                _leave_at_once(0)  # told to stop while loading: nothing to finish
+                _exit_at_once(0)  # stopped while loading: nothing to finish
                 return 0
             return await self._serve(loaded)
         finally:
@@ -138,10 +138,10 @@ class WorkerServer:
         print(self._ready_line(context), flush=True)
         await self._first(self._stop.wait(), context.engine.when_dead.wait())
         if context.engine.when_dead.is_set():
-            self.state.phase, self.state.detail = Phase.DEAD, "the engine died"
+            self.state.phase, self.state.detail = Phase.DEAD, "the engine has stopped"
             logger.error("engine_dead_exiting")
             return 1
-        self.state.phase, self.state.detail = Phase.DRAINING, "told to stop"
+        self.state.phase, self.state.detail = Phase.DRAINING, "finishing running requests"
         await self._first(self.state.wait_idle(), self._hurry.wait(), timeout_s=self._config.drain_timeout_s)
         if self.state.num_in_flight:
             logger.warning("drain_cut_off requests=%d", self.state.num_in_flight)
@@ -151,7 +151,7 @@ class WorkerServer:
         return 0
 
     async def _restore_pins(self, context: ServingContext) -> None:
-        """Let the engine compute the pins of the manifest before others compete for its blocks."""
+        """Compute the pins of the manifest before requests compete for blocks."""
         self.state.detail = "restoring pins"
         is_restored = False
         while not is_restored and not self._stop.is_set():
@@ -160,7 +160,7 @@ class WorkerServer:
             )
 
     def _load(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[ServingContext]:
-        """Load on a thread that dies with the process, because torch cannot be interrupted."""
+        """Load on a daemon thread, because torch cannot be interrupted."""
         future: asyncio.Future[ServingContext] = loop.create_future()
 
         def load() -> None:
@@ -191,7 +191,7 @@ class WorkerServer:
 
     @staticmethod
     async def _first(*awaitables: object, timeout_s: float | None = None) -> object:
-        """Wait for whichever comes first; return its result, or None at the limit. Cancels the others."""
+        """Wait for the first to finish; return its result, or None on timeout. Cancels the others."""
         tasks = [asyncio.ensure_future(item) for item in awaitables]  # type: ignore[call-overload]  # mixed kinds
         try:
             done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -202,7 +202,7 @@ class WorkerServer:
 
 
 def load_context(config: ServerConfig, report: object = print) -> ServingContext:
-    """Everything between a model name and an engine that can serve. Blocking.
+    """Load the model and build the engine and everything around it. Blocking.
 
     Raises:
         ModelUnusable, TooLittleMemory, ValueError: see `_startup_failure`.
@@ -242,7 +242,7 @@ def load_context(config: ServerConfig, report: object = print) -> ServingContext
 
 
 def _with_kv_memory(config: ServerConfig, directory: Path) -> EngineConfig:
-    """Settle the size of the KV memory and make sure that it fits beside the weights."""
+    """Set the size of the KV memory and check that it fits beside the weights."""
     engine = config.engine
     weight_bytes, available = _weight_bytes(directory), available_bytes(engine.device)
     if config.kv_memory is not None:
@@ -257,22 +257,22 @@ def _with_kv_memory(config: ServerConfig, directory: Path) -> EngineConfig:
 
 
 def _weight_bytes(directory: Path) -> int:
-    """Memory of the weights: they stay as wide as the files have them, whatever is computed in."""
+    """Memory of the weights: they keep the width they have in the files, whatever the compute dtype."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _startup_failure(error: Exception) -> Exception:
-    """Expected causes become one line; anything else keeps its traceback."""
+    """Turn expected errors into one line; any other keeps its traceback."""
     if isinstance(error, zmq.ZMQError):
         return StartupFailed(f"cannot publish KV events ({error}): choose another --kv-events endpoint")
     if isinstance(error, ModelUnusable | TooLittleMemory | ValueError):
         return StartupFailed(str(error))
     if isinstance(error, MemoryError):
-        return StartupFailed("too little memory for the model: lower --kv-memory or take a smaller model")
+        return StartupFailed("too little memory for the model: lower --kv-memory or use a smaller model")
     return error
 
 
-def _leave_at_once(code: int) -> None:
+def _exit_at_once(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -67,7 +67,7 @@ def test_a_change_of_a_sealed_block_is_found() -> None:
 
 def test_a_free_block_cannot_be_sealed() -> None:
     """Sealing what nobody took is a fault of the caller."""
-    with pytest.raises(BlockCorrupted, match="nobody took"):
+    with pytest.raises(BlockCorrupted, match="sealed while it was free"):
         Guarded().guard.sealed(0)
 
 

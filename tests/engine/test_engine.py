@@ -219,10 +219,7 @@ def test_collision_guard_is_what_protects(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("window", [None, 24])
 def test_thousand_mixed_requests_on_a_tiny_pool(window: int | None) -> None:
-    """Shared prefixes, priorities, tenants and random aborts: no leak, no hang, all add up.
-
-    Once plain, and once with a sliding window, a pin and a host tier.
-    """
+    """Shared prefixes, priorities, aborts; then with a window, a pin and a tier: no leak, all add up."""
     chance = random.Random(1)
     engine = tiny_engine(
         dataclasses.replace(TINY, num_hidden_layers=1, sliding_window=window),

@@ -164,7 +164,7 @@ def test_time_to_live_runs_under_steady_reads() -> None:
     engine.tick()
     assert engine.stats().num_blocks_pinned == 0
     assert len(engine.pins.table) == 0
-    with pytest.raises(PinRefused, match="passed"):
+    with pytest.raises(PinRefused, match="lifetime has already ended"):
         engine.pins.pin(PinSpec(token_ids=prefix(16), expires_at_wall_s=clock.now_s))
 
 

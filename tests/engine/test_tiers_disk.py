@@ -200,7 +200,7 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
 @pytest.mark.parametrize("max_bytes", [0, 100, 16_000])
 def test_too_little_space_is_refused(tmp_path: Path, max_bytes: int) -> None:
     """The message says how much one block takes."""
-    with pytest.raises(DiskTierUnusable, match="too little: one block and its file take"):
+    with pytest.raises(DiskTierUnusable, match="too small: a file with one block takes"):
         disk_tier(tmp_path, max_bytes)
 
 

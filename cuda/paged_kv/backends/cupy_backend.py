@@ -31,7 +31,7 @@ class _Step:
 
 
 class CupyBackend:
-    """AttentionBackend over our kernels. Keeps the step derived from the batch it saw last."""
+    """AttentionBackend over our kernels. Keeps what it derived from the latest batch."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class CupyBackend:
         )
 
     def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
-        """See AttentionBackend. Gathers on the device, then leaves the way to the host to the copy engine."""
+        """See AttentionBackend. Gathers on the device; the copy engine then transfers to the host."""
         check_rows(self._layout, block_ids, out)
         scratch, rows, blocks = self._transfer_places(block_ids)
         self.kernels.copy_ranges(scratch, self._bytes, rows, blocks, self._layout.block_bytes)
@@ -154,7 +154,7 @@ class CupyBackend:
 
 
 def _decode_rows(batch: AttentionBatch, indices: list[int], device: torch.device) -> DecodeRows:
-    """Make one row of every new token of the given sequences."""
+    """Return one row per new token of the given sequences."""
     starts = batch.query_starts
     token_rows: list[int] = []
     lengths: list[int] = []
@@ -165,7 +165,7 @@ def _decode_rows(batch: AttentionBatch, indices: list[int], device: torch.device
         lengths += range(batch.context_lens[index] - query + 1, batch.context_lens[index] + 1)
         tables += [table] * query
     width = max(len(table) for table in tables)
-    # The padding is never read: a row's reads end at its own length.
+    # The padding is never read: each row is read up to its own length.
     padded = [table + [0] * (width - len(table)) for table in tables]
 
     def on_device(values: list[int] | list[list[int]]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The oracle behind the backend interface: numpy on a host arena, for proofs and never for serving."""
+"""The oracle as a backend: numpy on a host arena, for tests, not for serving."""
 
 import numpy as np
 import torch

@@ -1,8 +1,8 @@
-"""The compiled attention for fp32 KV on a host, and its writes, as functions of tensors (see the .c).
+"""Compiled attention and KV writes for fp32 KV on a host, as functions of tensors (see the .c file).
 
-Decides where it serves: one torch thread, fp32 KV and queries, heads of whole vectors (prompts: of two). It
-knows tiles, sequences with one new token together, and one sequence with several. Its plan of a step is
-shared by all layers.
+Decides where it can run: one torch thread, fp32 KV and queries, a head size that is a multiple of the vector
+length (for prompts, of twice that). It attends sequences with one new token together, and others one by one.
+All layers share its plan of a step.
 """
 
 import ctypes
@@ -56,11 +56,11 @@ class CPUPrefillPlan:
 
 
 class CPUAttention:
-    """The opened kernel over one arena, given as its tiles `(num_tiles, values)` fp32."""
+    """The loaded kernels over one arena, given as its tiles `(num_tiles, values)` fp32."""
 
     def __init__(self, tiles: torch.Tensor, layout: KVLayout, *, group: int, scale: float) -> None:
         library = native_library(SOURCE)
-        assert library is not None, "ask `serves` first"
+        assert library is not None, "check `serves` first"
         self._function = library.homing_paged_decode
         self._function.restype = None
         self._function.argtypes = [
@@ -75,7 +75,7 @@ class CPUAttention:
         self._write = library.homing_write_rows
         self._write.restype = None
         self._write.argtypes = [_pointer, _long, _long, _pointer, _pointer, _pointer, _pointer]
-        self._tiles = tiles  # held: the addresses below lie in it
+        self._tiles = tiles  # keeps the memory alive: the addresses below point into it
         self._first_tiles = [
             tuple(
                 tiles.data_ptr()
@@ -91,12 +91,12 @@ class CPUAttention:
 
     @staticmethod
     def serves(layout: KVLayout, device: torch.device) -> bool:
-        """Whether this arena can be attended by the kernel on this machine."""
+        """Whether the kernels support this arena on this machine."""
         is_plain = layout.dtype is KVDtype.FLOAT32 and layout.head_dim % LANES == 0
         return is_plain and device.type == "cpu" and native_library(SOURCE) is not None
 
     def plan(self, batch: AttentionBatch, members: Sequence[int], window: int | None) -> CPUDecodePlan:
-        """Derive what all layers share for these sequences of the batch."""
+        """Compute what all layers share for these sequences of the batch."""
         lengths = [batch.context_lens[index] for index in members]
         firsts = [0 if window is None else max(0, length - window) for length in lengths]
         tables = [batch.used_blocks(index) for index in members]
@@ -125,7 +125,7 @@ class CPUAttention:
         return out
 
     def plan_prefill(self, batch: AttentionBatch, index: int, window: int | None) -> CPUPrefillPlan:
-        """Derive what all layers share for one sequence of the batch."""
+        """Compute what all layers share for one sequence of the batch."""
         context, query = batch.context_lens[index], batch.query_lens[index]
         window = context if window is None else window
         num_visible = context - max(0, context - query + 1 - window)
@@ -141,7 +141,7 @@ class CPUAttention:
 
     def attend_prefill(self, layer: int, query: torch.Tensor, plan: CPUPrefillPlan) -> torch.Tensor:
         """Attend query (num_tokens, num_heads, head_dim), which may be a view, over the blocks."""
-        if query.stride()[1:] != (query.shape[2], 1):  # the kernel steps over tokens, not over heads
+        if query.stride()[1:] != (query.shape[2], 1):  # only the token stride is free
             query = query.contiguous()
         out = torch.empty(query.shape)
         self._prefill(

@@ -1,11 +1,12 @@
 """The Llama-family forward pass over paged KV, for one ragged batch of tokens.
 
-All tokens of a step, prompts and decodes alike, are rows of one matrix; only attention knows which row
-belongs to whom. Families differ by the presence of a tensor (biases, query and key norms) or by a number in
-`ModelConfig`, never by a class. Query, key and value projections are one product, gate and up another.
+All tokens of a step, prompts and decodes, are rows of one matrix; only attention knows which row belongs to
+which sequence. Families differ by the presence of a tensor (biases, query and key norms) or by a number in
+`ModelConfig`, not by a class. Query, key and value projections are one product, gate and up another.
 
-Norms are computed in fp32 and rounded once, as the checkpoints' own code does. Logits are fp32. On a CPU the
-weights may stay in their mapped file, and our kernels replace some of torch's operators (`cpu_kernels`).
+Norms are computed in fp32 and rounded once, as in the checkpoints' own code. Logits are fp32. On a CPU the
+weights may stay in their mapped file, and our kernels replace some of torch's operators (`cpu_kernels`). KV
+memory is not known here: each layer's attention is a function passed in.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class LlamaModel:
         dtype: torch.dtype | None = None,
         allow_packed: bool = True,
     ) -> None:
-        """Take the weights over.
+        """Take over the weights.
 
         Args:
             dtype: to compute in; None means that of the embedding.
 
-        Changes: empties `weights` as it goes, so that a packed copy and its original rarely coexist.
+        Changes: empties `weights` step by step, so that few packed copies exist beside their originals.
         """
         self.config = config
         embedding = weights.pop("model.embed_tokens.weight")
@@ -82,8 +83,8 @@ class LlamaModel:
         Args:
             token_ids: `(num_tokens,)` int64, all sequences concatenated in the batch's order.
             positions: `(num_tokens,)` int64, position of each token in its own sequence.
-            attention: per layer, where its KV lives.
-            wanted_rows: rows whose logits will be wanted; None when the step only fills KV.
+            attention: one function per layer.
+            wanted_rows: rows whose logits are needed; None if the step only fills KV.
 
         Returns:
             `(num_rows, hidden_size)`, or None. Changes: KV at the batch's slots.
@@ -97,22 +98,22 @@ class LlamaModel:
         return None if wanted_rows is None else hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return `(num_rows, vocab_size)` fp32 of rows that left the last layer."""
+        """Return the logits `(num_rows, vocab_size)`, fp32, of rows from the last layer."""
         return self.head(self._ops.norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
 
 
 class LayerOperators:
-    """What a layer computes besides attention, by our kernels where they serve this dtype and place."""
+    """What a layer computes besides attention; uses our kernels where they support dtype and device."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, allow_packed: bool) -> None:
         self.dtype, self.allow_packed = dtype, allow_packed
         self._kernels: CPUKernels | None = kernels_for(dtype, device) if allow_packed else None
 
     def keep_table(self, table: torch.Tensor) -> torch.Tensor:
-        """Return what rows are looked up in: where the output head reads the mapped file, that file too."""
+        """Return the embedding table: the mapped file, if the output head reads it in place, or a copy."""
         if self._kernels is not None and fits(table):
             return table
-        # A copy: one tensor that still lies in a mapped file keeps all of the file resident.
+        # A copy: a single tensor in the mapped file would keep the whole file resident.
         return table.half() if is_halvable(table) else table.clone()
 
     def norm(self, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -122,7 +123,7 @@ class LayerOperators:
         return rms_norm(rows, weight, eps)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) * up of rows that hold both."""
+        """Return silu(gate) * up of rows that contain both."""
         if self._kernels is not None and gate_up.shape[1] % (2 * LANES) == 0:
             return self._kernels.silu_and_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
@@ -139,7 +140,7 @@ class LayerOperators:
 
 
 class DecoderLayer:
-    """Attention and gated MLP, each behind a norm and added to the stream."""
+    """Attention and gated MLP, each after a norm and added to the residual."""
 
     def __init__(self, config: ModelConfig, weights: Weights, index: int, ops: LayerOperators) -> None:
         self._config, self._ops = config, ops
@@ -177,7 +178,7 @@ class DecoderLayer:
         attention: AttendLayer,
         keep_rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the stream after this layer, of `keep_rows` only where given (the last layer)."""
+        """Return the hidden states after this layer, only those of `keep_rows` if given (last layer)."""
         eps = self._config.rms_norm_eps
         query, key, value = self._project(self._ops.norm(hidden, self._input_norm, eps), cos, sin)
         attended = attention(query, key, value, batch).flatten(1)
