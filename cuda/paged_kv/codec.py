@@ -3,9 +3,9 @@
 fp8 is E4M3 "fn" (448 largest, no infinity); bf16 and fp8 round to nearest even. Quantised rows store `value /
 scale` with `scale = largest finite magnitude / max_magnitude`, one per (token, head). A scale is stored as
 fp16 in units of 2**-8, which centres its range on typical keys and values: rows whose largest magnitude is
-below about 1e-4 (fp8) or 3e-5 (int8) use the smallest normal scale and lose at most 1.2e-7 of a value; beyond
-about 114,000 or 32,000 they saturate. Rows are divided by the scale as stored, so its rounding affects no
-reader.
+below about 1e-4 (fp8) or 3e-5 (int8) use the smallest normal scale, so that their largest value is rounded
+like any other (by at most 1.2e-7, or in fp8 a sixteenth of the value); beyond about 114,000 or 32,000 they
+saturate. Rows are divided by the scale as stored, so its rounding affects no reader.
 
 Invariant: quantised rows are finite. NaN becomes 0 and infinity the largest value, because one bad row must
 not turn the results of every sequence that later shares its block into NaN. Plain types store values
