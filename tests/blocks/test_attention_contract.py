@@ -1,6 +1,6 @@
 """The contract of every attention backend, run against each of them on the same cases.
 
-By default on the CPU, where `cupy` runs its kernels through the shim; `PAGED_KV_DEVICE=cuda:0` runs the same
+By default on the CPU, where `cupy` runs its kernels on the CPU too; `PAGED_KV_DEVICE=cuda:0` runs the same
 cases on a GPU (see tests/gpu).
 """
 

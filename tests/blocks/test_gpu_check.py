@@ -1,4 +1,4 @@
-"""The GPU check's script works before a GPU is at hand."""
+"""The GPU check's script works without a GPU."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the contract suite cannot see of the kernels: splits, every fp8 code, strides, memory errors."""
+"""What the contract suite does not cover: splits, every fp8 code, strides, memory errors."""
 
 import os
 import subprocess
@@ -127,7 +127,7 @@ def test_every_bf16_value_is_quantised_alike_by_kernel_torch_and_numpy() -> None
 
 @needs_host_kernels
 def test_keys_cut_out_of_a_fused_projection_are_read_in_place() -> None:
-    """Rows a stride apart, or off a 16-byte border, are stored as if they were packed."""
+    """Rows a stride apart, or not 16-byte aligned, are stored as if they were packed."""
     layout = KVLayout(
         num_layers=1, num_blocks=4, block_size=4, num_kv_heads=2, head_dim=24, dtype=KVDtype.INT8
     )

@@ -1,4 +1,4 @@
-"""Every kernel compiles for every architecture without a GPU, and takes of it what the table says."""
+"""Every kernel compiles for every architecture without a GPU, with the registers in the table."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Our compiled kernels against torch, and what happens where they cannot be had."""
+"""Our compiled kernels against torch, and what happens without them."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_salts_share_nothing() -> None:
 
 
 def test_forced_hash_collisions_never_serve_foreign_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B63: with names cut to 4 bits nearly all collide; every text is still its own, misses are counted."""
+    """With names cut to 4 bits nearly all collide; every text is still its own, misses are counted."""
     import engine_adapter.engine.kv.block_hash as naming
     import engine_adapter.engine.kv.block_manager as manager
 

@@ -1,4 +1,4 @@
-"""B62: output with reuse equals output without: the oracle over lengths, shared prefixes and circumstances.
+"""Output with reuse equals output without: the oracle over lengths, shared prefixes and circumstances.
 
 The reference engine has caching off and runs one request at a time. fp32 throughout, greedy, token-identical.
 """
@@ -89,7 +89,7 @@ def test_chunks_across_block_borders_equal_no_cache(expected: dict[tuple[int, in
 def check_cold_then_warm(
     expected: dict[tuple[int, int], list[int]], cases: list[tuple[int, int]], engine: LLMEngine
 ) -> None:
-    """Run each case under a salt of its own: after COMMON, and then once more."""
+    """Run each case under its own salt: after COMMON, and then once more."""
     for case in cases:
         salt, prompt = f"{case}", prompt_with(*case)
         generate(engine, COMMON, NUM_OUTPUT_TOKENS, cache_salt=salt)
@@ -142,7 +142,7 @@ def test_batched_with_others_equals_no_cache(expected: dict[tuple[int, int], lis
 
 
 def test_preempted_equals_no_cache(expected: dict[tuple[int, int], list[int]]) -> None:
-    """With too few blocks for all, sequences are preempted and recomputed, and nobody's text changes."""
+    """With too few blocks for all, sequences are preempted and recomputed, and no text changes."""
     engine = tiny_engine(num_kv_blocks=9, max_num_sequences=8)
     requests = [greedy_request(f"{case}", prompt_with(*case), 3 * BLOCK_SIZE) for case in CASES]
     outputs = run_all(engine, requests)

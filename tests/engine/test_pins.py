@@ -1,4 +1,4 @@
-"""B72: pins: budget, counts, partial truth, time to live, restart, and life beside requests."""
+"""Pins: budget, counts, partial pins, lifetime, restart, and running beside requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def flood(engine: LLMEngine) -> None:
 
 
 def test_pin_computes_holds_and_survives_pressure() -> None:
-    """A prefix nobody sent yet is computed, pinned, and still there after floods of other prompts."""
+    """A prefix that was never sent is computed, pinned, and still there after many other prompts."""
     engine = pinned_engine()
     pin = engine.pins.pin(PinSpec(token_ids=prefix(18), name="support"))
     assert pin.state is PinState.PENDING
@@ -75,7 +75,7 @@ def test_pin_computes_holds_and_survives_pressure() -> None:
 
 
 def test_resident_prefix_is_pinned_at_once() -> None:
-    """Nothing is computed for what is cached already."""
+    """Nothing is computed for what is already cached."""
     engine = pinned_engine()
     generate(engine, list(prefix(20)), 1)
     pin = engine.pins.pin(PinSpec(token_ids=prefix(16)))
@@ -98,7 +98,7 @@ def test_unpin_makes_blocks_evictable() -> None:
 
 
 def test_double_pin_needs_double_unpin() -> None:
-    """Two owners of one prefix: it stays until both have let go, and its blocks count once."""
+    """Two owners of one prefix: it stays until both unpin it, and its blocks count once."""
     engine = pinned_engine()
     first = engine.pins.pin(PinSpec(token_ids=prefix(16), owner="a"))
     second = engine.pins.pin(PinSpec(token_ids=prefix(16), owner="b"))

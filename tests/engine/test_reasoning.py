@@ -1,4 +1,4 @@
-"""Thoughts taken out of answers: the parser, both dialects, and the switch of a template."""
+"""Reasoning separated from answers: the parser, both dialects, and a template's switch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def split(place: ReasoningPlace, pieces: list[str]) -> tuple[str, str]:
 def test_thoughts_end_where_the_text_begins(
     place: ReasoningPlace, text: str, expected: tuple[str, str]
 ) -> None:
-    """Only thoughts at the start count; what is cut off is kept; white space around the markers is not."""
+    """Only reasoning at the start counts; text cut off is kept; white space around the markers is not."""
     assert split(place, [text]) == expected
 
 
@@ -120,7 +120,7 @@ async def count(worker: Worker, **fields: object) -> int:
 
 
 async def test_anthropic_thinking_moves_the_switch(worker: Worker) -> None:
-    """disabled reaches the template; enabled, adaptive and absence leave what it does by itself."""
+    """disabled reaches the template; enabled, adaptive and no field leave the template's default."""
     sizes = [await count(worker, thinking=kind) for kind in (None, ENABLED, {"type": "adaptive"})]
     assert len(set(sizes)) == 1
     assert await count(worker, thinking={"type": "disabled"}) == sizes[0] + len("<think>\n\n</think>\n\n")

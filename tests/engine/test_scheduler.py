@@ -258,7 +258,7 @@ def test_prompt_that_can_never_fit_is_ended_for_capacity() -> None:
 
 
 def test_same_prefix_is_computed_once() -> None:
-    """Requests that share a prefix somebody is computing wait for it, then reuse it."""
+    """Requests wait for a shared prefix that another request computes, then reuse it."""
     engine = FakeEngine(num_blocks=64, max_num_sequences=8)
     shared = list(range(10))
     for index in range(4):

@@ -1,4 +1,4 @@
-"""Clients that go away, engines that fail: nothing is left behind, nobody waits for ever."""
+"""Clients that disconnect, engines that fail: nothing is left behind, nothing waits for ever."""
 
 from __future__ import annotations
 

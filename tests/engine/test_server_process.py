@@ -65,7 +65,7 @@ async def open_stream(client: ClientSession, **fields: object) -> ClientResponse
 
 
 async def test_sigterm_finishes_running_answers_and_ends_with_zero(checkpoint: Path) -> None:
-    """The stream under way gets its [DONE]; a new request gets a 503; then the worker ends."""
+    """The running stream gets its [DONE], a new request a 503; then the worker exits."""
     async with serving_worker(checkpoint) as (ended, client):
         stream = await open_stream(client, max_tokens=2000)  # outlives the refusal
         os.kill(os.getpid(), signal.SIGTERM)

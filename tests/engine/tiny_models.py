@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, made on the spot: exactness tests need a model, not its weights.
+"""Tiny random checkpoints: exactness tests need a model, not trained weights.
 
 Weights are larger than a trained model's would be, so that greedy choices are far apart and every token
 depends visibly on the whole context.
@@ -52,7 +52,7 @@ def tiny_loaded(config: ModelConfig = TINY, seed: int = 0) -> LoadedModel:
 
 
 def tiny_engine(model: ModelConfig = TINY, *, seed: int = 0, **settings: object) -> LLMEngine:
-    """Return an fp32 engine of 64 blocks of 4 tokens unless told otherwise."""
+    """Return an fp32 engine, by default with 64 blocks of 4 tokens."""
     return LLMEngine(tiny_loaded(model, seed), tiny_settings(**settings))
 
 

@@ -32,7 +32,7 @@ class Worker:
     context: ServingContext
 
     async def chat(self, content: object = "hello", **fields: object) -> ClientResponse:
-        """Post a chat of one user message, greedy and short unless told otherwise."""
+        """Post a chat of one user message, greedy and short by default."""
         body = {
             "model": MODEL,
             "messages": [{"role": "user", "content": content}],
@@ -44,7 +44,7 @@ class Worker:
         return await self.client.post("/v1/chat/completions", json=body)
 
     async def complete(self, prompt: object = "hello", **fields: object) -> ClientResponse:
-        """Post a text completion, greedy and short unless told otherwise."""
+        """Post a text completion, greedy and short by default."""
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 5, "temperature": 0}
         body |= {"ignore_eos": True, **fields}
         return await self.client.post("/v1/completions", json=body)

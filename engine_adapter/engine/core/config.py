@@ -46,7 +46,7 @@ class EngineConfig:
     num_threads: int = 1  # two torch threads become very slow when another process needs a core
     tiers: TierConfig = field(default_factory=TierConfig)  # host and disk below the KV memory
     debug_kv_guards: bool = False  # poison free blocks, checksum shared ones; slow
-    attention_backend: str = "auto"  # auto or one of paged_kv.attention.BACKEND_NAMES
+    attention_backend: str = "auto"  # auto or one of paged_kv.backends.attention.BACKEND_NAMES
     device: str = "cpu"
 
     def __post_init__(self) -> None:
