@@ -1,9 +1,9 @@
 """One KV arena, allocated once: numpy memory on the host, CuPy memory on a device.
 
-Decisions: a single allocation that never moves, so block ids stay valid for the process's life and no
-allocator is on the hot path; torch sees it through DLPack without copying, as raw bytes (uint8), because CuPy
-and numpy have no bf16 or fp8 of their own. The arena object owns the memory: keep it for as long as a view
-lives. It knows nothing of who uses which block.
+Decisions: a single allocation that never moves, so that block ids stay valid for the life of the process and
+no allocator is on the hot path. torch uses it through DLPack without copying, as raw bytes (uint8), because
+CuPy and numpy have no bf16 or fp8. The arena object owns the memory: keep it while a view exists. It does not
+know who uses which block.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ HOST_ALIGNMENT_BYTES = 4096  # a page: permits O_DIRECT and later registration a
 
 
 def allocate_host_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Return page-aligned zeroed host memory of exactly `size` usable bytes, touched only when used."""
+    """Return page-aligned zeroed host memory of exactly `size` bytes; pages are touched only when used."""
     raw = np.zeros(size + HOST_ALIGNMENT_BYTES, np.uint8)
     start = -raw.ctypes.data % HOST_ALIGNMENT_BYTES
     return raw[start : start + size]
 
 
 def allocate_pinned_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Return page-locked host memory of exactly `size` bytes, for transfers beside computing; needs a device.
+    """Return page-locked host memory of exactly `size` bytes, for asynchronous transfers; needs a device.
 
-    Allocated alone, because the pools of CuPy and torch round pinned memory up to a power of two.
+    Not from the pools of CuPy or torch, because they round pinned memory up to a power of two.
     """
     import cupy
 
@@ -40,7 +40,7 @@ def allocate_pinned_bytes(size: int) -> npt.NDArray[np.uint8]:
 
 
 def allocate_device_bytes(size: int, device_id: int) -> Any:
-    """Return a zeroed CuPy uint8 array with its own allocation: CuPy's pool would round and recycle it."""
+    """Return a zeroed CuPy uint8 array. Not from CuPy's pool, which would round and recycle it."""
     import cupy
 
     with cupy.cuda.Device(device_id):
@@ -50,7 +50,7 @@ def allocate_device_bytes(size: int, device_id: int) -> Any:
 
 
 def free_memory_bytes(device: str = "cpu") -> int:
-    """Return the bytes a new arena could take now: on a device, or on the host within its cgroup limit."""
+    """Return the bytes that a new arena could use now; on the host, within the cgroup limit."""
     if device.startswith("cuda"):
         import cupy
 
@@ -67,7 +67,7 @@ def free_memory_bytes(device: str = "cpu") -> int:
 
 
 def check_rows(layout: KVLayout, block_ids: list[int], rows: "torch.Tensor") -> None:
-    """Raise unless all these blocks exist and `rows` is (len(block_ids), block_bytes) of bytes."""
+    """Raise unless all these blocks exist and `rows` is (len(block_ids), block_bytes) bytes."""
     if rows.shape != (len(block_ids), layout.block_bytes) or rows.element_size() != 1:
         raise ValueError(
             f"{len(block_ids)} blocks are {len(block_ids)} rows of {layout.block_bytes} bytes, "
@@ -83,7 +83,7 @@ def _device_id(device: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KVArena:
-    """The memory behind every block. `storage` is (total_bytes,) uint8: numpy on "cpu", CuPy on "cuda:N"."""
+    """The memory of all blocks. `storage` is (total_bytes,) uint8: numpy on "cpu", CuPy on "cuda:N"."""
 
     layout: KVLayout
     device: str
@@ -95,13 +95,13 @@ class KVArena:
         if device == "cpu":
             return cls(layout=layout, device=device, storage=allocate_host_bytes(layout.total_bytes))
         if not device.startswith("cuda"):
-            raise ValueError(f"a KV arena lives on cpu or cuda:N, not on {device!r}")
+            raise ValueError(f"a KV arena must be on cpu or cuda:N, not on {device!r}")
         storage = allocate_device_bytes(layout.total_bytes, _device_id(device))
         return cls(layout=layout, device=device, storage=storage)
 
     @property
     def is_host(self) -> bool:
-        """True when the arena is plain host memory."""
+        """True if the arena is in host memory."""
         return self.device == "cpu"
 
     def tensor(self) -> "torch.Tensor":
@@ -113,7 +113,7 @@ class KVArena:
     def host_view(self) -> npt.NDArray[np.uint8]:
         """Return the arena as (num_blocks, block_bytes) bytes in place; host arenas only."""
         if not self.is_host:
-            raise ValueError(f"the arena lives on {self.device}: read blocks with read_block")
+            raise ValueError(f"the arena is on {self.device}: read blocks with read_block")
         view: npt.NDArray[np.uint8] = self.storage.reshape(self.layout.num_blocks, self.layout.block_bytes)
         return view
 
@@ -123,7 +123,7 @@ class KVArena:
         return bytes(block if self.is_host else block.get())
 
     def write_block(self, block_id: int, data: bytes) -> None:
-        """Changes: one block, to bytes that read_block of an arena with the same layout returned."""
+        """Write bytes that read_block of an arena with the same layout returned. Changes: one block."""
         if len(data) != self.layout.block_bytes:
             raise ValueError(f"a block is {self.layout.block_bytes} bytes, got {len(data)}")
         values = np.frombuffer(data, np.uint8)

@@ -1,4 +1,4 @@
-"""The ragged batch of one engine step, as plain lists: what attention must know and nothing else.
+"""The ragged batch of one engine step, as plain lists: exactly what attention needs.
 
 Sequence i contributes `query_lens[i]` new tokens, the last of its `context_lens[i]` tokens:
 
@@ -6,8 +6,8 @@ Sequence i contributes `query_lens[i]` new tokens, the last of its `context_lens
               already in its blocks      new in this step, written by write_kv before attend
 
 Tokens of all sequences are concatenated in the order of the lists. Invariant: each block table covers its
-context. Tensors derived from a batch (gather indices, masks) belong to the backend, which keeps them for as
-long as the same batch object is passed, so they are built once per step and shared by all layers.
+context. Tensors derived from a batch (gather indices, masks) belong to the backend, which keeps them while
+the same batch object is passed, so they are built once per step and shared by all layers.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class AttentionBatch:
         block_tables: Sequence[Sequence[int]],
         block_size: int,
     ) -> "AttentionBatch":
-        """Check the lists against each other and derive the slot of every new token."""
+        """Check the lists for consistency and compute the slot of every new token."""
         if not len(query_lens) == len(context_lens) == len(block_tables):
             raise ValueError("query_lens, context_lens and block_tables differ in length")
         slots = [np.empty(0, np.int64)]
@@ -80,5 +80,5 @@ class AttentionBatch:
         return max(0, oldest_query + 1 - sliding_window) // self.block_size
 
     def used_blocks(self, index: int) -> list[int]:
-        """Return the blocks of a sequence that hold context; a table may have spare ones behind them."""
+        """Return the blocks of a sequence that hold context; a table may have spare ones after them."""
         return self.block_tables[index][: -(-self.context_lens[index] // self.block_size)]

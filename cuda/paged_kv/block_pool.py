@@ -1,15 +1,15 @@
-"""Which KV blocks are free, cached, used or pinned, and which one is given away next.
+"""Tracks which KV blocks are free, cached, used or pinned, and decides which one is allocated next.
 
 The pool counts holders and orders the idle blocks; it never looks into a block. Every block is in exactly
-one of four states, so that the four gauges always add up to the total:
+one of four states, so the four gauges always add up to the total:
 
-    free     nobody holds it, its content is worthless
-    cached   nobody holds it, its content may be reused: reclaimable, least recently used first
-    used     at least one sequence holds it
-    pinned   a pin holds it (sequences may too): never given away
+    free     no holder, no useful content
+    cached   no holder, content may be reused: reclaimable, least recently used first
+    used     held by at least one sequence
+    pinned   held by a pin (and perhaps by sequences): never reclaimed
 
-Free blocks are given first; only then does `allocate` take the least recently used cached one, whose owner
-(the prefix cache) must forget it. All operations are O(1). Knows no tokens, hashes or memory addresses.
+`allocate` takes free blocks first, then the least recently used cached one, which its owner (the prefix
+cache) must then forget. All operations are O(1). It does not know tokens, hashes or memory addresses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OutOfBlocks(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCounts:
-    """How many blocks are in each state at one moment."""
+    """Number of blocks in each state at one moment."""
 
     free: int
     cached: int
@@ -53,24 +53,29 @@ class BlockPool:
         """Make a pool of free blocks.
 
         Args:
-            on_taken: called with each block that gets a new owner, before `allocate` returns it.
-            on_freed: called with each block whose content has become worthless.
+            on_taken: called with each allocated block, before `allocate` returns it.
+            on_freed: called with each block that becomes free.
         """
         if num_blocks < 1:
             raise ValueError(f"a block pool needs at least one block, got {num_blocks}")
         self.num_blocks = num_blocks
         self._ref_cnt = [0] * num_blocks
         self._pin_cnt = [0] * num_blocks
-        # Insertion order is reuse order. A dict pops from both ends and removes from the middle in O(1).
+        # Insertion order is reuse order. A dict removes from the front and from the middle in O(1).
         self._free: dict[BlockId, None] = {BlockId(i): None for i in range(num_blocks)}
         self._cached: dict[BlockId, None] = {}
         self._num_pinned = 0
         self._on_taken = tuple(on_taken)
         self._on_freed = tuple(on_freed)
 
+    def __repr__(self) -> str:
+        now = self.counts()
+        states = f"{now.free} free, {now.cached} cached, {now.used} used, {now.pinned} pinned"
+        return f"<BlockPool {self.num_blocks} blocks: {states}>"
+
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` could hand out now, one after the other."""
+        """How many blocks `allocate` could return now."""
         return len(self._free) + len(self._cached)
 
     def counts(self) -> BlockCounts:
@@ -97,7 +102,7 @@ class BlockPool:
         return list(self._cached)
 
     def allocate(self) -> BlockId:
-        """Hand out one block with one holder. A cached victim's content is lost: its index must forget it.
+        """Return a block with one holder. If it was cached, its content is lost and its index must forget it.
 
         Raises:
             OutOfBlocks: nothing is free or cached.
@@ -114,30 +119,30 @@ class BlockPool:
 
     def acquire(self, block_id: BlockId) -> None:
         """Add a holder to a block that is cached, used or pinned."""
-        assert block_id not in self._free, f"block {block_id} is free: nothing there to share"
+        assert block_id not in self._free, f"block {block_id} is free and has nothing to share"
         self._cached.pop(block_id, None)
         self._ref_cnt[block_id] += 1
 
     def release(self, block_id: BlockId, *, keep_content: bool) -> None:
-        """Take one holder away; the last one leaves the block cached (most recent) or free."""
+        """Remove a holder; after the last one the block is cached (most recent) or free."""
         assert self._ref_cnt[block_id] > 0, f"block {block_id} released more often than acquired"
         self._ref_cnt[block_id] -= 1
         self._park_if_idle(block_id, keep_content=keep_content)
 
     def touch(self, block_id: BlockId) -> None:
-        """Make a cached block the most recent one; a block in another state stays as it is."""
+        """Make a cached block the most recent one. Does nothing in another state."""
         if block_id in self._cached:
             del self._cached[block_id]
             self._cached[block_id] = None
 
     def discard(self, block_id: BlockId) -> None:
-        """Turn a cached block into a free one: its content was invalidated."""
+        """Turn a cached block into a free one, because its content is no longer valid."""
         assert block_id in self._cached, f"block {block_id} is not cached"
         del self._cached[block_id]
         self._add_free(block_id)
 
     def pin(self, block_id: BlockId) -> None:
-        """Add a pin to a block with content. Pins are counts: as many unpins are needed."""
+        """Add a pin to a block with content. Pins are counted: each needs its own `unpin`."""
         assert block_id not in self._free, f"block {block_id} is free: nothing there to pin"
         self._cached.pop(block_id, None)
         self._pin_cnt[block_id] += 1
@@ -163,7 +168,7 @@ class BlockPool:
             call(block_id)
 
     def verify(self, held: Iterable[BlockId] = (), pinned: Iterable[BlockId] = ()) -> None:
-        """Assert that counts equal the holders given and that idle blocks are in exactly one queue. O(n)."""
+        """Assert that the counts match the given holders and that idle blocks are in one queue. O(n)."""
         expected_refs = _count(held)
         expected_pins = _count(pinned)
         for index in range(self.num_blocks):

@@ -1,15 +1,15 @@
-"""What a stored K or V value means, in numpy: the oracle for every conversion.
+"""The encoding of stored K and V values, in numpy: the oracle for every conversion.
 
-fp8 is E4M3 "fn" (448 largest, no infinity); bf16 and fp8 round to nearest even. Quantised rows store
-`value / scale` with `scale = largest finite magnitude / max_magnitude`, one per (token, head).
-A scale is kept as fp16 in units of 2**-8, which centres its range on what keys and values are: rows whose
-largest magnitude is below about 1e-4 (fp8) or 3e-5 (int8) use the smallest normal scale and lose at most
-1.2e-7 of a value; beyond about 114,000 or 32,000 they saturate. Rows are divided by the scale as stored, so
-no reader sees its rounding.
+fp8 is E4M3 "fn" (448 largest, no infinity); bf16 and fp8 round to nearest even. Quantised rows store `value /
+scale` with `scale = largest finite magnitude / max_magnitude`, one per (token, head). A scale is stored as
+fp16 in units of 2**-8, which centres its range on typical keys and values: rows whose largest magnitude is
+below about 1e-4 (fp8) or 3e-5 (int8) use the smallest normal scale, so that their largest value is rounded
+like any other (by at most 1.2e-7, or in fp8 a sixteenth of the value); beyond about 114,000 or 32,000 they
+saturate. Rows are divided by the scale as stored, so its rounding affects no reader.
 
-Invariant: what a quantised row stores is finite. NaN becomes 0 and infinity the largest value, because one
-bad row must not turn the sums of everybody who later shares its block into NaN. Plain types keep what they
-get.
+Invariant: quantised rows are finite. NaN becomes 0 and infinity the largest value, because one bad row must
+not turn the results of every sequence that later shares its block into NaN. Plain types store values
+unchanged.
 """
 
 import numpy as np
@@ -74,12 +74,12 @@ def row_scales(values: FloatArray, dtype: KVDtype) -> HalfArray:
 
 
 def widen_scales(stored: HalfArray) -> FloatArray:
-    """Return what rows are multiplied by, exactly: stored (...) -> (..., 1)."""
+    """Return the factors of rows, exactly: stored (...) -> (..., 1)."""
     return (stored.astype(np.float32) * SCALE_UNIT)[..., None]
 
 
 def encode_rows(values: FloatArray, dtype: KVDtype) -> tuple[ByteArray, HalfArray | None]:
-    """Return the stored bytes (..., head_dim * item_bytes) of float32 rows, and their scales if any."""
+    """Return the stored bytes (..., head_dim * item_bytes) of float32 rows, and their scales, if any."""
     values = np.ascontiguousarray(values, np.float32)
     if dtype is KVDtype.FLOAT32:
         return values.view(np.uint8), None
@@ -98,7 +98,7 @@ def encode_rows(values: FloatArray, dtype: KVDtype) -> tuple[ByteArray, HalfArra
 
 
 def decode_rows(stored: ByteArray, scales: HalfArray | None, dtype: KVDtype) -> FloatArray:
-    """Undo encode_rows up to rounding: stored (..., head_dim * item_bytes) -> float32 (..., head_dim)."""
+    """Invert encode_rows up to rounding: stored (..., head_dim * item_bytes) -> float32 (..., head_dim)."""
     stored = np.ascontiguousarray(stored)
     if dtype is KVDtype.FLOAT32:
         return stored.view(np.float32)

@@ -1,10 +1,10 @@
-"""Debug mode: blocks that nobody owns are poisoned, blocks that must not change carry a canary.
+"""Debug mode: poisons free blocks and checksums blocks that must not change.
 
-Two rules of paged memory cannot be seen from a block table: a free block is written by nobody, and a full
-block that others may share never changes. The guard makes both visible where they are broken, whoever broke
-them (a late store, a wrong slot, a recycled block): it fills a freed block with NaN, so that a reader gets
-NaN and not a stranger's text, and remembers a checksum of each sealed block. Costs a fill per free and a
-checksum per seal and check, so it is for tests and for hunting, not for serving.
+Block tables cannot show violations of two rules: a free block is never written, and a full block that may be
+shared never changes. The guard detects both, whatever the cause (a late store, a wrong slot, a recycled
+block): it fills a freed block with NaN, so that a reader gets NaN instead of another sequence's data, and
+remembers a checksum of each sealed block. Costs a fill per free and a checksum per seal and check, so it is
+for tests and debugging, not for serving.
 """
 
 from typing import Protocol
@@ -13,21 +13,21 @@ POISON_BYTE = 0xFF  # as fp8, bf16, fp16, fp32 and as a scale: NaN
 
 
 class GuardedMemory(Protocol):
-    """What the guard needs of a backend, or of several behind one set of block ids."""
+    """What the guard needs from a backend, or from several that share block ids."""
 
     def write_block(self, block_id: int, data: bytes) -> None:
-        """Changes: one block."""
+        """Write one block. Changes: its bytes."""
 
     def checksum(self, block_id: int) -> int:
-        """Return a sum of one block's bytes."""
+        """Return a checksum of one block's bytes."""
 
 
 class BlockCorrupted(Exception):
-    """A block does not hold what it must."""
+    """A block does not have the expected content."""
 
 
 class BlockGuard:
-    """Watches the blocks of one backend. A block is poisoned, sealed, or open (anything may be written)."""
+    """Watches the blocks of one backend. A block is poisoned, sealed, or open (it may be written)."""
 
     def __init__(self, memory: GuardedMemory, *, num_blocks: int, block_bytes: int) -> None:
         self._memory = memory
@@ -39,7 +39,7 @@ class BlockGuard:
         self._poison_checksum = memory.checksum(0)
 
     def freed(self, block_id: int) -> None:
-        """Changes: the block's bytes. Call when a block's content has become worthless."""
+        """Poison a block that has become free. Changes: the block's bytes."""
         self._sealed.pop(block_id, None)
         self._memory.write_block(block_id, self._poison)
         self._poisoned.add(block_id)
@@ -53,7 +53,7 @@ class BlockGuard:
     def sealed(self, block_id: int) -> None:
         """Remember a full block's content. Raises BlockCorrupted if the block is free."""
         if block_id in self._poisoned:
-            raise BlockCorrupted(f"block {block_id} is sealed although nobody took it")
+            raise BlockCorrupted(f"block {block_id} was sealed while it was free")
         self._sealed[block_id] = self._memory.checksum(block_id)
 
     def check(self, block_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Where each KV value lives in the arena: the one place that turns (block, layer, K or V, head) into bytes.
+"""Where each KV value is in the arena: the only place that turns (block, layer, K or V, head) into bytes.
 
 The arena is an array of equal *tiles*. A tile holds one KV head of one layer of one block, K or V:
 
@@ -7,14 +7,15 @@ The arena is an array of equal *tiles*. A tile holds one KV head of one layer of
     block = [num_layers][K, V][num_kv_heads] tiles                 (contiguous: `block_bytes`)
     arena = [num_blocks] blocks                                    (contiguous: `total_bytes`)
 
-Reasons. A block of all layers is contiguous, so copying it, moving it to another tier and summing it is one
-memory copy of `block_bytes` (2 MiB for an 8B Llama in bf16) and not 2 x num_layers small ones. Inside a block
-the head comes before the token, so one attention group reads whole tiles front to back. Scales sit in their
-tile, so one gather brings both and no transfer can lose one of the two. The price: one layer of a sequence is
-strided by `block_bytes`, which costs address-translation misses on a GPU when a block is much below a page.
+Reasons: a block of all layers is contiguous, so moving it to another tier or computing its checksum is one
+memory access of `block_bytes` (2 MiB for an 8B Llama in bf16) instead of 2 x num_layers small ones. Inside a
+block the head comes before the token, so one attention group reads whole tiles front to back. Scales are in
+their tile, so one gather reads both and no transfer can lose one of them. The price: one layer of a sequence
+is strided by `block_bytes`, which costs address-translation misses on a GPU if a block is much smaller than a
+page.
 
-Invariant: `tile_bytes` is a multiple of 16, so every tile starts on a vector-load boundary.
-This module knows no device, no allocator and no block's meaning.
+Invariant: `tile_bytes` is a multiple of 16, so every tile starts on a vector-load boundary. This module does
+not know devices, allocators or the meaning of a block.
 """
 
 import enum
@@ -22,7 +23,8 @@ import re
 from dataclasses import dataclass
 
 TILE_ALIGNMENT_BYTES = 16  # one 128-bit load, the widest a CUDA thread issues
-SCALE_BYTES = 2  # fp16, see codec: bf16 would move a row's largest value, which decides its scores, by 0.4 %
+# fp16, see codec: bf16 would change a row's largest value, which decides its scores, by 0.4 %
+SCALE_BYTES = 2
 
 
 class KVDtype(enum.Enum):
@@ -41,12 +43,12 @@ class KVDtype(enum.Enum):
 
     @property
     def is_quantised(self) -> bool:
-        """True when each (token, head) row carries a scale."""
+        """True if each (token, head) row has a scale."""
         return self in (KVDtype.FP8_E4M3, KVDtype.INT8)
 
     @property
     def max_magnitude(self) -> float:
-        """Largest value a quantised row stores; a row's largest element is scaled onto it."""
+        """Largest value of a quantised row; a row's largest element is scaled to it."""
         return {KVDtype.FP8_E4M3: 448.0, KVDtype.INT8: 127.0}[self]
 
 
@@ -89,7 +91,7 @@ class KVLayout:
 
     @property
     def tile_scale_bytes(self) -> int:
-        """Bytes of the scales of one tile, with what fills up the alignment; 0 for plain types."""
+        """Bytes of the scales of one tile, padded to the alignment; 0 for plain types."""
         if not self.dtype.is_quantised:
             return 0
         return -(-self.block_size * SCALE_BYTES // TILE_ALIGNMENT_BYTES) * TILE_ALIGNMENT_BYTES
@@ -154,7 +156,7 @@ class KVLayout:
         head_dim: int,
         dtype: KVDtype,
     ) -> int:
-        """Return how many blocks of this shape `memory_bytes` holds; raise ValueError when none fits."""
+        """Return how many blocks of this shape fit into `memory_bytes`; raise ValueError if none does."""
         one = cls(
             num_layers=num_layers,
             num_blocks=1,
@@ -165,7 +167,7 @@ class KVLayout:
         )
         num_blocks = memory_bytes // one.block_bytes
         if num_blocks < 1:
-            raise ValueError(f"{memory_bytes} bytes hold no KV block: one takes {one.block_bytes} bytes")
+            raise ValueError(f"{memory_bytes} bytes do not hold a KV block of {one.block_bytes} bytes")
         return num_blocks
 
 
@@ -190,10 +192,9 @@ def parse_size(setting: str, *, option: str) -> int:
 
 
 def parse_kv_memory(setting: str, *, free_bytes: int) -> int:
-    """Return the bytes that a `--kv-memory` setting asks for.
+    """Return the bytes of a `--kv-memory` setting.
 
-    A number in (0, 1] is a share of the memory that is free *after* the weights were loaded and one
-    worst-case step was run; anything else is a size (see `parse_size`).
+    A number in (0, 1] is a share of `free_bytes`; anything else is a size (see `parse_size`).
     """
     try:
         share = float(setting)

@@ -1,8 +1,8 @@
-"""The oracle: every operation on paged KV in plain numpy loops, written to be read, not to be fast.
+"""The oracle: every operation on paged KV in plain numpy loops, written for readability, not speed.
 
-Each kernel and each other backend is proven against these functions. They work in float64 inside attention so
-that a difference is the other side's rounding. Invariant: a slot outside a sequence's context is never read,
-so garbage there (a poisoned tail) cannot reach a result.
+Every kernel and every other backend is tested against these functions. Attention computes in float64, so that
+differences are the other side's rounding. Invariant: a slot outside a sequence's context is never read, so
+garbage there (such as poison) cannot reach a result.
 """
 
 import numpy as np
@@ -42,7 +42,7 @@ def write_rows(
     rows: FloatArray,
     slots: npt.NDArray[np.int64],
 ) -> None:
-    """Changes: arena. Store rows (num_tokens, num_kv_heads, head_dim) at their slots."""
+    """Store rows (num_tokens, num_kv_heads, head_dim) at their slots. Changes: arena."""
     stored, scales = codec.encode_rows(rows, layout.dtype)
     for token, slot in enumerate(slots.tolist()):
         block_id, offset = divmod(slot, layout.block_size)
@@ -119,19 +119,11 @@ def _softmax_mix(query: FloatArray, keys: FloatArray, values: FloatArray, scale:
     return np.asarray(mixed, np.float32)
 
 
-def copy_blocks(arena: ByteArray, layout: KVLayout, pairs: list[tuple[int, int]]) -> None:
-    """Changes: arena. Copy each source block over its destination; every source is read before any write."""
-    blocks = arena.reshape(layout.num_blocks, layout.block_bytes)
-    sources = [blocks[source].copy() for source, _ in pairs]
-    for data, (_, destination) in zip(sources, pairs, strict=True):
-        blocks[destination] = data
-
-
 def checksum(block: ByteArray) -> int:
     """Return a 64-bit sum of a block: each 8-byte word mixed with its position, the results added mod 2^64.
 
-    Addition commutes, so any number of threads in any order gives the same number; mixing with the position
-    makes swapped words visible. It detects accidents, not attackers.
+    Addition is commutative, so the number and order of threads do not matter; mixing with the position
+    detects swapped words. It detects accidents, not attackers.
     """
     words = np.ascontiguousarray(block).view(np.uint64)
     with np.errstate(over="ignore"):

@@ -1,18 +1,17 @@
-"""The order between computing on blocks and moving them: three streams, three rules.
+"""Orders computing on blocks and moving them: three streams, three rules.
 
     compute   the model: writes and reads blocks                (torch's current stream)
     store     copies blocks out, to a slower tier
     load      copies blocks in, layer by layer
 
-Streams run side by side, so that moving hides behind computing. Work on a block is ordered by events alone:
+Streams run concurrently, so that moving overlaps with computing. Only events order the work on a block:
 
-1. A store waits for the compute work that was queued before it: the block's last writer is among that. 2. A
-load waits for the compute work that was queued before it: the last reader of a recycled block is among that.
-   Attention of layer l waits for the load of layer l, not for all of it.
-3. A block whose store is under way gets a new owner only by `before_reuse`: what computes on it waits.
+1. A store waits for the compute work queued before it, which includes the block's last writer.
+2. A load waits for the compute work queued before it, which includes the last reader of a recycled block.
+   Attention of layer l waits for the load of layer l only.
+3. A block whose store is in progress gets a new owner only through `before_reuse`: later work on it waits.
 
-The commonest severe fault of engines with tiers is a hole in one of these. This module decides only the
-order; what a copy is and where bytes go, its caller says.
+This module decides only the order; its caller decides what is copied and where.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,24 +30,24 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """A queue of work, in order within itself. torch.cuda.Stream is one."""
+    """A queue of work that runs in order. torch.cuda.Stream is one."""
 
     def record_event(self) -> Event:
-        """Return the point behind everything queued so far."""
+        """Return the point after everything queued so far."""
 
     def wait_event(self, event: Event) -> None:
-        """Let everything queued later wait for the event."""
+        """Make everything queued later wait for the event."""
 
 
 class LayerLoads:
-    """A load under way: one event per layer."""
+    """A load in progress: one event per layer."""
 
     def __init__(self, compute: Stream, events: list[Event]) -> None:
         self._compute = compute
         self._events = events
 
     def before_layer(self, layer: int) -> None:
-        """Let the compute work queued from now on wait for one layer's blocks."""
+        """Make the compute work queued from now on wait for one layer's blocks."""
         self._compute.wait_event(self._events[layer])
 
 
@@ -59,10 +58,10 @@ class BlockTransfers:
         self._compute = compute
         self._load = load
         self._store = store
-        self._stores: dict[int, Event] = {}  # newest store of each block that may still be under way
+        self._stores: dict[int, Event] = {}  # latest store of each block that may still be in progress
 
     def store(self, block_ids: Iterable[int], copy_out: Callable[[Stream], None]) -> Event:
-        """Queue `copy_out` on the store stream, which reads the blocks; return when it is complete."""
+        """Queue `copy_out`, which reads the blocks, on the store stream; return the event of its end."""
         self._store.wait_event(self._compute.record_event())
         copy_out(self._store)
         stored = self._store.record_event()
@@ -70,16 +69,16 @@ class BlockTransfers:
         return stored
 
     def before_reuse(self, block_id: int) -> None:
-        """Let what is computed or loaded from now on wait for the block's store, if one is under way."""
+        """Make later computing and loading wait for the block's store, if one is in progress."""
         if not self.is_settled(block_id):
             self._compute.wait_event(self._stores.pop(block_id))
 
     def load(
         self, block_ids: Iterable[int], num_layers: int, copy_in: Callable[[Stream, int], None]
     ) -> LayerLoads:
-        """Queue `copy_in` of each layer on the load stream, which overwrites the blocks.
+        """Queue `copy_in`, which overwrites the blocks, for each layer on the load stream.
 
-        Raises ValueError for a block whose store is under way: it was given away too early.
+        Raises ValueError for a block whose store is in progress: it was reused too early.
         """
         if busy := [block_id for block_id in block_ids if not self.is_settled(block_id)]:
             raise ValueError(f"blocks {busy} are loaded while they are being stored")
@@ -91,7 +90,7 @@ class BlockTransfers:
         return LayerLoads(self._compute, events)
 
     def is_settled(self, block_id: int) -> bool:
-        """Return whether no store of the block is under way."""
+        """Return whether no store of the block is in progress."""
         stored = self._stores.get(block_id)
         if stored is None:
             return True
@@ -102,7 +101,7 @@ class BlockTransfers:
 
 
 class InlineStream:
-    """The stream of a machine without a GPU: work is done when queued, so there is nothing to wait for."""
+    """The stream of a machine without a GPU: work is done when queued, so nothing has to wait."""
 
     def record_event(self) -> Event:
         """Return an event that has passed."""
@@ -121,7 +120,7 @@ _PASSED = _PassedEvent()
 
 
 def on_stream(stream: Stream) -> AbstractContextManager[object]:
-    """Return the context in which torch queues its work on a stream of `BlockTransfers`."""
+    """Return a context in which torch queues its work on a stream of `BlockTransfers`."""
     if isinstance(stream, InlineStream):
         return nullcontext()
     import torch
@@ -130,13 +129,13 @@ def on_stream(stream: Stream) -> AbstractContextManager[object]:
 
 
 def transfers_for(device: "torch.device") -> BlockTransfers:
-    """Return the ordering for a device: its own load and store streams beside torch's current one."""
+    """Return the transfers of a device: new load and store streams beside torch's current one."""
     if device.type == "cpu":
         inline = InlineStream()
         return BlockTransfers(compute=inline, load=inline, store=inline)
     import torch
 
     new_stream = cast("Callable[[torch.device], Stream]", torch.cuda.Stream)
-    # torch's streams take torch's events only, and get no others here.
+    # torch's streams accept only torch's events, and get no others here.
     compute = cast("Stream", torch.cuda.current_stream(device))
     return BlockTransfers(compute=compute, load=new_stream(device), store=new_stream(device))

@@ -1,7 +1,7 @@
 """`python -m engine_adapter.server`: the worker's command line.
 
-Decides the options and their defaults, and that every expected failure at start is one line and exit code
-2, never a traceback.
+Decides the options and their defaults. Every expected failure at start is one line and exit code 2, never a
+traceback.
 """
 
 from __future__ import annotations
@@ -35,62 +35,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    defaults = EngineConfig()
     parser = argparse.ArgumentParser(
         prog="homing worker",
         description="OpenAI-compatible worker: one model, prefix reuse, continuous batching.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
+    add, defaults = parser.add_argument, EngineConfig()
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=int, default=8001, help="port to listen on; 0 picks a free one")
-    add("--model", help=f"Hugging Face directory or .gguf file (default: {DEFAULT_MODEL_ID}, fetched once)")
+    add(
+        "--model", help=f"Hugging Face directory or .gguf file (default: {DEFAULT_MODEL_ID}, downloaded once)"
+    )
     add("--served-model-name", nargs="+", help="names that requests may use (default: from --model)")
     add("--dtype", default="auto", choices=["auto", *DTYPES], help="of weights and activations")
-    add(
-        "--kv-memory",
-        default="1GiB",
-        help="memory for the KV cache: a size, or a share (0.9) of what is free",
-    )
-    add("--num-kv-blocks", type=int, help="number of KV blocks, instead of --kv-memory")
-    add("--kv-dtype", default="auto", choices=["auto", *(kind.value for kind in KVDtype)])
-    add("--block-size", type=int, default=defaults.block_size, help="tokens per KV block")
-    add("--max-model-len", type=int, help="context limit in tokens (default: the model's)")
-    add("--max-batch-tokens", type=int, default=defaults.max_batch_tokens, help="tokens per step")
-    add(
-        "--max-step-seconds",
-        type=float,
-        default=0.5,
-        help="prompts are cut so that no step takes longer, and half of it beside running streams",
-    )
-    add("--max-num-sequences", type=int, default=defaults.max_num_sequences, help="size of the batch")
-    add("--max-num-waiting", type=int, default=defaults.max_num_waiting, help="queue limit, then 503")
-    add("--max-queue-seconds", type=float, default=120.0, help="waiting limit per request, then 503")
-    add("--no-prefix-caching", action="store_true", help="recompute every prompt")
-    add("--num-draft-tokens", type=int, default=0, help="prompt-lookup speculation; 0 is off")
-    add(
-        "--min-partial-tokens",
-        type=int,
-        default=0,
-        help="share partial blocks by copy from so many tokens on",
-    )
-    add("--pin-budget", type=float, default=defaults.pin_budget_fraction, help="share of blocks for pins")
-    add("--pin-manifest", type=Path, help="file that keeps pins over a restart")
-    add(
-        "--kv-events",
-        metavar="ENDPOINT",
-        help="publish KV events here over ZMQ, such as tcp://127.0.0.1:5557",
-    )
-    add(
-        "--kv-events-replay",
-        metavar="ENDPOINT",
-        default="tcp://127.0.0.1:*",
-        help="answer replay requests here",
-    )
-    add("--kv-host-bytes", default="0", help="host memory for KV that left the device, such as 8GiB")
-    add("--kv-disk-path", type=Path, help="folder that keeps KV over a restart; one for each worker")
-    add("--kv-disk-bytes", default="16GiB", help="space that folder may take")
-    add("--debug-kv-guards", action="store_true", help="stop at the first misuse of a KV block; slow")
     add("--threads", type=int, default=defaults.num_threads, help="torch threads")
     add("--device", default="cpu")
     add(
@@ -98,12 +55,55 @@ def _parser() -> argparse.ArgumentParser:
         dest="attention_backend",
         default=defaults.attention_backend,
         choices=["auto", *BACKEND_NAMES],
-        help="auto: torch on a CPU; on a GPU FlashInfer if installed, else our kernels",
+        help="auto: torch on a CPU, our kernels (cupy) on a GPU",
     )
+    _add_limits(parser, defaults)
+    _add_kv_options(parser, defaults)
     add("--max-body-bytes", type=int, default=MAX_BODY_BYTES, help="largest request body")
     add("--drain-timeout", type=float, default=30.0, help="seconds for running requests after SIGTERM")
-    add("--die-with-parent", action="store_true", help="end when the parent process ends (Linux)")
+    add("--die-with-parent", action="store_true", help="exit when the parent process exits (Linux)")
     return parser
+
+
+def _add_limits(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
+    add = parser.add_argument
+    add("--max-model-len", type=int, help="context limit in tokens (default: the model's)")
+    add("--max-batch-tokens", type=int, default=defaults.max_batch_tokens, help="tokens per step")
+    add(
+        "--max-step-seconds",
+        type=float,
+        default=0.5,
+        help="prompts are cut so that no step takes longer, or half of it beside running streams",
+    )
+    add("--max-num-sequences", type=int, default=defaults.max_num_sequences, help="size of the batch")
+    add("--max-num-waiting", type=int, default=defaults.max_num_waiting, help="queue limit, then 503")
+    add("--max-queue-seconds", type=float, default=120.0, help="waiting limit per request, then 503")
+
+
+def _add_kv_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
+    add = parser.add_argument
+    add(
+        "--kv-memory",
+        default="1GiB",
+        help="memory for the KV cache: a size, or a share (0.9) of what is free",
+    )
+    add("--num-kv-blocks", type=int, help="number of KV blocks, instead of --kv-memory")
+    add("--kv-dtype", default="auto", choices=["auto", *(dtype.value for dtype in KVDtype)])
+    add("--block-size", type=int, default=defaults.block_size, help="tokens per KV block")
+    add("--no-prefix-caching", action="store_true", help="recompute every prompt")
+    add("--pin-budget", type=float, default=defaults.pin_budget_fraction, help="share of blocks for pins")
+    add("--pin-manifest", type=Path, help="file that keeps pins over a restart")
+    add("--kv-events", metavar="ENDPOINT", help="publish KV events over ZMQ, such as tcp://127.0.0.1:5557")
+    add(
+        "--kv-events-replay",
+        metavar="ENDPOINT",
+        default="tcp://127.0.0.1:*",
+        help="answer replay requests here",
+    )
+    add("--kv-host-bytes", default="0", help="host memory for KV that has left the device, such as 8GiB")
+    add("--kv-disk-path", type=Path, help="folder that keeps KV over a restart; one for each worker")
+    add("--kv-disk-bytes", default="16GiB", help="space that this folder may use")
+    add("--debug-kv-guards", action="store_true", help="stop at the first misuse of a KV block; slow")
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
@@ -129,8 +129,6 @@ def _config(options: argparse.Namespace) -> ServerConfig:
             max_num_sequences=options.max_num_sequences,
             max_num_waiting=options.max_num_waiting,
             enable_prefix_caching=not options.no_prefix_caching,
-            num_draft_tokens=options.num_draft_tokens,
-            min_partial_tokens=options.min_partial_tokens,
             pin_budget_fraction=options.pin_budget,
             pin_manifest_path=options.pin_manifest,
             tiers=TierConfig(

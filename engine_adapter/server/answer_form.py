@@ -1,8 +1,8 @@
-"""What form an answer must have: free text, a grammar's, or tool calls.
+"""The form that an answer must have: free text, a grammar, or tool calls.
 
 Decides how `response_format`, the `guided_*` fields and `tool_choice` combine. A required tool call is a
-grammar: the answer is then one JSON object whose `name` and `arguments` fit one of the tools, whatever the
-checkpoint was trained on. Schemas are compiled off the event loop.
+grammar: the answer is one JSON object whose `name` and `arguments` match one of the tools, whatever format
+the checkpoint was trained on. Schemas are compiled off the event loop.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ MAX_TOOLS = 128  # OpenAI's limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """`tool_format` is None where the text is not searched for tool calls."""
+    """`tool_format` is None if the text is not searched for tool calls."""
 
     grammar: Grammar | None = None
     tool_format: ToolCallFormat | None = None
 
 
 async def answer_form(body: SamplingFields, grammars: GrammarCompiler) -> AnswerForm:
-    """The form that the fields common to chat and text completions ask for.
+    """The form that the fields shared by chat and text completions request.
 
     Raises:
-        ApiError: 400 with the field that is unknown, unusable or contradicts another.
+        ApiError: 400 naming the field that is unknown, unusable or contradicts another.
     """
     wishes = {
         "response_format": _response_format(body.response_format, grammars),
@@ -65,7 +65,7 @@ async def chat_answer_form(body: ChatRequest, grammars: GrammarCompiler, templat
 
 
 def check_tools(body: ChatRequest) -> list[str]:
-    """Return the names of the tools; raise a 400 that names the first that is none."""
+    """Return the names of the tools; raise a 400 that names the first invalid one."""
     tools = body.tools or []
     if len(tools) > MAX_TOOLS:
         raise bad_request(f"tools: at most {MAX_TOOLS}, got {len(tools)}", param="tools")
@@ -77,7 +77,7 @@ def check_tools(body: ChatRequest) -> list[str]:
 
 
 def _forced_names(choice: object, names: list[str]) -> list[str]:
-    """The tools of which one must be called; [] if the model may choose."""
+    """The tools of which one must be called; [] if the model may decide."""
     if choice in (None, "auto", "none"):
         return []
     if choice == "required":

@@ -1,8 +1,8 @@
-"""The worker's HTTP surface: which path leads where, and what every answer has in common.
+"""The worker's HTTP routes and what all responses have in common.
 
-Decides routing, the body limit, the request id that is echoed, and that every failure is a JSON error,
-aiohttp's own 404, 405 and 413 included. A handler is cancelled when its client goes away; everything that
-it holds in the engine is released by that cancellation. It does not know models.
+Decides routing, the body limit and the echoed request id. Every failure is a JSON error, aiohttp's own 404,
+405 and 413 included. A handler is cancelled when its client disconnects, which releases everything that it
+holds in the engine. It does not know models.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from engine_adapter.server import information, kv_routes, messages_api, response
 from engine_adapter.server.chat import chat_completions
 from engine_adapter.server.completions import completions
 from engine_adapter.server.errors import ApiError, internal_error
-from engine_adapter.server.serving import SERVING, Serving
+from engine_adapter.server.serving import SERVER_STATE, ServerState
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 2**20
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")  # what may be echoed into a header
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")  # safe to echo in a header
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def build_app(serving: Serving, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.Application:
-    """Build the application over the mutable state of the process."""
+def build_app(state: ServerState, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.Application:
+    """Build the application on the mutable state of the process."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_every_answer])
-    app[SERVING] = serving
+    app[SERVER_STATE] = state
     app.add_routes(
         [
             web.post("/v1/chat/completions", chat_completions),
@@ -68,26 +68,26 @@ def build_app(serving: Serving, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.
 
 @web.middleware
 async def _every_answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count the request while it runs and turn every failure into a JSON error."""
-    serving = request.app[SERVING]
-    serving.enter()
+    """Count the request while it runs, and turn every failure into a JSON error."""
+    state = request.app[SERVER_STATE]
+    state.enter()
     try:
         return await handler(request)
     except ApiError as error:
         return _error_response(request, error)
     except web.HTTPException as error:
         return _error_response(request, _from_framework(request, error))
-    except ConnectionError:  # the client went away while we wrote
+    except ConnectionError:  # the client disconnected while we wrote
         raise
-    except Exception:  # the request boundary: a bug of ours must not leak its details
+    except Exception:  # the request boundary: do not leak details of a bug
         logger.exception("request_failed")
         return _error_response(request, internal_error())
     finally:
-        serving.leave()
+        state.leave()
 
 
 async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Name the request in the answer: the caller's id where it is safe to repeat, else a new one."""
+    """Send a request id: the caller's, if it is safe to repeat, or a new one."""
     given = request.headers.get("X-Request-Id", "")
     response.headers["X-Request-Id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
@@ -111,5 +111,5 @@ def _from_framework(request: web.Request, error: web.HTTPException) -> ApiError:
             headers={"Allow": allow},
         )
     if isinstance(error, web.HTTPNotFound):
-        return ApiError(404, "there is no such path", code="not_found")
+        return ApiError(404, "no such path", code="not_found")
     return ApiError(error.status, error.reason, code="http_error")

@@ -1,7 +1,7 @@
-"""`POST /v1/chat/completions`: a request becomes a prompt and a generation.
+"""`POST /v1/chat/completions`: turns a request into a prompt and a generation.
 
-Decides which chats are legal and how messages and tools become token ids. It does not know the shape of
-answers (`chat_answer`), how text is made (`generation`) nor what becomes of errors (`app`).
+Decides which chats are valid and how messages and tools become token ids. It does not know the shape of
+answers (`chat_answer`), how text is generated (`generation`) or how errors are sent (`app`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from engine_adapter.engine.text.chat_template import MessagesUnsuitable
-from engine_adapter.engine.text.reasoning import THOUGHT_START, ThoughtPlace, thought_place
+from engine_adapter.engine.text.reasoning import REASONING_START, ReasoningPlace, reasoning_place
 from engine_adapter.engine.text.tool_prompt import with_tools_in_text
 from engine_adapter.server.answer_form import AnswerForm, chat_answer_form, check_tools
 from engine_adapter.server.chat_answer import AnswerStyle, answer_events, whole_answer
@@ -49,7 +49,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         wants_logprobs=bool(body.logprobs),
         wants_usage=bool(body.stream_options and body.stream_options.include_usage),
         tool_format=form.tool_format,
-        thoughts=place_of_thoughts(context, generation, form),
+        reasoning_place=find_reasoning_place(context, generation, form),
     )
     if body.stream:
         return await send_stream(
@@ -59,7 +59,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 def check_chat(body: ChatRequest) -> None:
-    """Raise a 400 for messages that no chat may hold and for fields that this worker does not have."""
+    """Raise a 400 for invalid messages and for fields that this worker does not support."""
     check_messages(body.messages)
     check_tools(body)
     if body.functions:
@@ -73,9 +73,9 @@ def check_chat(body: ChatRequest) -> None:
 
 
 def check_messages(messages: list[ChatMessage]) -> None:
-    """Raise a 400 that names the first message that no chat may hold."""
+    """Raise a 400 that names the first invalid message."""
     if not messages:
-        raise bad_request("messages must hold at least one message", param="messages")
+        raise bad_request("messages must contain at least one message", param="messages")
     for index, message in enumerate(messages):
         if message.role not in ROLES:
             where = f"messages[{index}].role"
@@ -93,7 +93,7 @@ def render_prompt(
     add_generation_prompt: bool = True,
     variables: dict[str, object] | None = None,
 ) -> list[int]:
-    """Messages to token ids, by the checkpoint's template."""
+    """Turn messages into token ids with the checkpoint's template."""
     plain: list[dict[str, object]] = [msgspec.to_builtins(message) for message in messages]
     if not context.template.knows_tools:
         plain, tools = with_tools_in_text(plain, tools or ()), None
@@ -112,7 +112,7 @@ def render_prompt(
 def chat_generation(
     context: ServingContext, body: ChatRequest, form: AnswerForm, tags: Mapping[str, str]
 ) -> Generation:
-    """Everything that the engine must know to answer this chat."""
+    """Build the generation that answers this chat."""
     token_ids = render_prompt(
         context,
         body.messages,
@@ -149,10 +149,11 @@ def chat_generation(
     )
 
 
-def place_of_thoughts(context: ServingContext, generation: Generation, form: AnswerForm) -> ThoughtPlace:
-    """Where this answer has its thoughts; a grammar leaves room for them only if it writes the markers."""
-    tail = context.tokenizer.decode(generation.prompt_tail(len(THOUGHT_START) + 1), skip_special_tokens=False)
-    place = thought_place(context.template.source, tail)
-    if place is ThoughtPlace.OPENED and form.grammar is not None:
-        return ThoughtPlace.NOWHERE
+def find_reasoning_place(context: ServingContext, generation: Generation, form: AnswerForm) -> ReasoningPlace:
+    """Where this answer has its reasoning; a grammar leaves no room for it if the prompt has opened it."""
+    last_ids = generation.prompt_tail(len(REASONING_START) + 1)
+    tail = context.tokenizer.decode(last_ids, skip_special_tokens=False)
+    place = reasoning_place(context.template.source, tail)
+    if place is ReasoningPlace.OPENED and form.grammar is not None:
+        return ReasoningPlace.NOWHERE
     return place

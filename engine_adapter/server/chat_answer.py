@@ -1,8 +1,8 @@
-"""Pieces of text become a chat answer, whole or streamed.
+"""Builds chat answers from pieces of text, whole or streamed.
 
 Decides the shape of chat answers. A stream opens each choice with the role, carries text and tool calls,
 ends each choice with its finish reason, then the usage where asked, then `[DONE]`. Both shapes read tool
-calls and thoughts with the same parsers, so they always agree. It does not know how text is made nor what
+calls and reasoning with the same parsers, so they always agree. It does not know how text is made nor what
 was asked.
 """
 
@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from engine_adapter.engine.text.reasoning import ThoughtParser, ThoughtPlace
+from engine_adapter.engine.text.reasoning import ReasoningParser, ReasoningPlace
 from engine_adapter.engine.text.tokenizer import Tokenizer
 from engine_adapter.engine.text.tool_calls import ToolCall, ToolCallFormat, ToolCallParser
 from engine_adapter.server.accounting import accounted_pieces, usage_of
@@ -25,7 +25,7 @@ from engine_adapter.server.metrics import WorkerMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerStyle:
-    """What all chunks of one answer have in common."""
+    """What all chunks of one answer share."""
 
     response_id: str
     created: int
@@ -33,7 +33,7 @@ class AnswerStyle:
     wants_logprobs: bool
     wants_usage: bool
     tool_format: ToolCallFormat | None
-    thoughts: ThoughtPlace
+    reasoning_place: ReasoningPlace
 
     def document(self, kind: str, **fields: object) -> dict[str, object]:
         head = {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
@@ -42,10 +42,10 @@ class AnswerStyle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one piece says, thoughts and tool calls taken out of its text."""
+    """One piece, with reasoning and tool calls separated from its text."""
 
     index: int
-    thought: str
+    reasoning: str
     text: str
     calls: list[dict[str, object]]
     tokens: Sequence[ShownToken]
@@ -55,18 +55,18 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class ChoiceReader:
-    """Takes thoughts and tool calls out of one choice's text; numbers the calls."""
+    """Separates reasoning and tool calls from one choice's text; numbers the calls."""
 
     parser: ToolCallParser | None
-    thoughts: ThoughtParser
+    reasoning_parser: ReasoningParser
     num_calls: int = 0
 
     def read(self, piece: Piece) -> Part:
         """Changes: the parsers' state and the count."""
-        thought, text = self.thoughts.push(piece.text)
+        reasoning, text = self.reasoning_parser.push(piece.text)
         if piece.finish_reason is not None:
-            last_thought, last_text = self.thoughts.flush()
-            thought, text = thought + last_thought, text + last_text
+            last_reasoning, last_text = self.reasoning_parser.flush()
+            reasoning, text = reasoning + last_reasoning, text + last_text
         found: list[str | ToolCall] = [text]
         if self.parser is not None:
             found = self.parser.push(text)
@@ -76,7 +76,7 @@ class ChoiceReader:
         reason = piece.finish_reason
         return Part(
             index=piece.index,
-            thought=thought,
+            reasoning=reasoning,
             text="".join(item for item in found if isinstance(item, str)),
             calls=calls,
             tokens=piece.tokens,
@@ -95,24 +95,26 @@ async def read_parts(
     metrics: WorkerMetrics,
     generation: Generation,
     tool_format: ToolCallFormat | None,
-    thoughts: ThoughtPlace = ThoughtPlace.NOWHERE,
+    reasoning_place: ReasoningPlace = ReasoningPlace.NOWHERE,
 ) -> AsyncGenerator[Part, None]:
-    """The generation's pieces as parts. Use under `contextlib.aclosing`."""
+    """Yield the generation's pieces as parts. Use under `contextlib.aclosing`."""
     readers: dict[int, ChoiceReader] = {}
     async with contextlib.aclosing(accounted_pieces(metrics, generation, "messages")) as pieces:
         async for piece in pieces:
             if piece.index not in readers:
                 parser = ToolCallParser(tool_format) if tool_format is not None else None
-                readers[piece.index] = ChoiceReader(parser=parser, thoughts=ThoughtParser(thoughts))
+                readers[piece.index] = ChoiceReader(
+                    parser=parser, reasoning_parser=ReasoningParser(reasoning_place)
+                )
             yield readers[piece.index].read(piece)
 
 
 @dataclass(slots=True, kw_only=True)
 class WholeChoice:
-    """One choice, collected."""
+    """One complete choice."""
 
     index: int
-    thought: str = ""
+    reasoning: str = ""
     text: str = ""
     calls: list[dict[str, object]] = field(default_factory=list)
     tokens: list[ShownToken] = field(default_factory=list)
@@ -124,14 +126,14 @@ async def collect_choices(
     metrics: WorkerMetrics,
     generation: Generation,
     tool_format: ToolCallFormat | None,
-    thoughts: ThoughtPlace = ThoughtPlace.NOWHERE,
+    reasoning_place: ReasoningPlace = ReasoningPlace.NOWHERE,
 ) -> list[WholeChoice]:
-    """Run the generation to its end."""
+    """Run the generation to its end; return its choices."""
     choices: dict[int, WholeChoice] = {}
-    async with contextlib.aclosing(read_parts(metrics, generation, tool_format, thoughts)) as parts:
+    async with contextlib.aclosing(read_parts(metrics, generation, tool_format, reasoning_place)) as parts:
         async for part in parts:
             choice = choices.setdefault(part.index, WholeChoice(index=part.index))
-            choice.thought += part.thought
+            choice.reasoning += part.reasoning
             choice.text += part.text
             choice.calls += part.calls
             choice.tokens += part.tokens
@@ -144,10 +146,10 @@ async def whole_answer(
 ) -> dict[str, object]:
     """The `chat.completion` object."""
     entries = []
-    for choice in await collect_choices(metrics, generation, style.tool_format, style.thoughts):
+    for choice in await collect_choices(metrics, generation, style.tool_format, style.reasoning_place):
         message: dict[str, object] = {"role": "assistant", "content": choice.text}
-        if choice.thought:
-            message["reasoning_content"] = choice.thought
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
         if choice.calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in choice.calls]
@@ -160,14 +162,14 @@ async def whole_answer(
                 "finish_reason": choice.finish_reason,
             }
         )
-    tally = generation.tally
-    return style.document("chat.completion", choices=entries, usage=usage_of(tally), homing=tally.extension())
+    stats = generation.stats
+    return style.document("chat.completion", choices=entries, usage=usage_of(stats), homing=stats.extension())
 
 
 async def answer_events(
     metrics: WorkerMetrics, tokenizer: Tokenizer, generation: Generation, style: AnswerStyle
 ) -> AsyncGenerator[bytes, None]:
-    """The `chat.completion.chunk` events; one piece of bytes per delivery of the engine."""
+    """Yield the `chat.completion.chunk` events, joined for each step of the engine."""
     extra: dict[str, object] = {"usage": None} if style.wants_usage else {}
 
     def chunk(index: int, delta: dict[str, object], **choice: object) -> bytes:
@@ -175,15 +177,15 @@ async def answer_events(
         return event(style.document("chat.completion.chunk", choices=[entry], **extra))
 
     opened: set[int] = set()
-    read = read_parts(metrics, generation, style.tool_format, style.thoughts)
+    read = read_parts(metrics, generation, style.tool_format, style.reasoning_place)
     async with contextlib.aclosing(read) as parts:
         async for part in parts:
             data = b""
             if part.index not in opened:
                 opened.add(part.index)
                 data += chunk(part.index, {"role": "assistant", "content": ""})
-            if part.thought:
-                data += chunk(part.index, {"reasoning_content": part.thought})
+            if part.reasoning:
+                data += chunk(part.index, {"reasoning_content": part.reasoning})
             if part.text or (part.tokens and style.wants_logprobs):
                 logprobs = chat_logprobs(tokenizer, part.tokens) if style.wants_logprobs else None
                 data += chunk(part.index, {"content": part.text}, logprobs=logprobs)
@@ -194,10 +196,10 @@ async def answer_events(
             if data:
                 yield data
     if style.wants_usage:
-        tally = generation.tally
+        stats = generation.stats
         yield event(
             style.document(
-                "chat.completion.chunk", choices=[], usage=usage_of(tally), homing=tally.extension()
+                "chat.completion.chunk", choices=[], usage=usage_of(stats), homing=stats.extension()
             )
         )
     yield DONE

@@ -1,8 +1,8 @@
-"""`POST /v1/completions`: raw prompts in, continuations out, whole or streamed.
+"""`POST /v1/completions`: continues raw prompts, whole or streamed.
 
 Decides the forms a prompt may have (text, token ids, or a list of either) and the shape of the answers.
-`echo` puts the prompt's own text in front, with its log-probabilities if those are asked for, and then
-`max_tokens` may be 0. It does not know templates: the text goes in as it is.
+`echo` puts the prompt's text in front, with its log-probabilities if requested; then `max_tokens` may be 0.
+It does not use templates: the text is the prompt.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MAX_PROMPTS = 256
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What the chunks of one answer share, and how long each choice's text is so far."""
+    """What the chunks of one answer share, and the length of each choice's text so far."""
 
     head: dict[str, object]
     wants_logprobs: bool
-    echoes: dict[int, str]  # choice index to prompt text, where it is asked for
+    echoes: dict[int, str]  # choice index to prompt text, if requested
     offsets: dict[int, int] = field(default_factory=dict)
 
     def choice(
@@ -58,7 +58,7 @@ class Answer:
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    """Continue one or several prompts."""
+    """Continue one or more prompts."""
     context = context_of(request)
     body = await read_body(request, CompletionRequest)
     prompts = _token_prompts(context, body)
@@ -83,7 +83,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 def _token_prompts(context: ServingContext, body: CompletionRequest) -> list[list[int]]:
-    """Every legal form of `prompt` as lists of token ids."""
+    """Return `prompt`, in any valid form, as lists of token ids."""
     raw = body.prompt
     many = raw if isinstance(raw, list) and raw and not isinstance(raw[0], int) else [raw]
     if not 0 < len(many) <= MAX_PROMPTS:
@@ -168,7 +168,7 @@ def _sampling(
 
 
 def _is_prompt_only(body: CompletionRequest) -> bool:
-    """Whether the prompt itself is all that is asked for: evaluation harnesses score texts so."""
+    """Whether only the prompt is requested: evaluation harnesses score texts this way."""
     return bool(body.echo) and body.max_tokens == 0
 
 
@@ -185,8 +185,8 @@ async def _whole(context: ServingContext, generation: Generation, answer: Answer
         answer.choice(context, index, "".join(texts[index]), tokens[index], reasons[index])
         for index in sorted(texts)
     ]
-    document = {**answer.head, "choices": choices, "usage": usage_of(generation.tally)}
-    document["homing"] = generation.tally.extension()
+    document = {**answer.head, "choices": choices, "usage": usage_of(generation.stats)}
+    document["homing"] = generation.stats.extension()
     return json_response(document)
 
 
@@ -200,6 +200,6 @@ async def _events(
             choice = answer.choice(context, piece.index, text, list(piece.tokens), piece.finish_reason)
             yield event({**answer.head, "choices": [choice], **extra})
     if wants_usage:
-        usage, extension = usage_of(generation.tally), generation.tally.extension()
+        usage, extension = usage_of(generation.stats), generation.stats.extension()
         yield event({**answer.head, "choices": [], "usage": usage, "homing": extension})
     yield DONE

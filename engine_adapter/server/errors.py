@@ -1,7 +1,7 @@
-"""What may go wrong with a request, as OpenAI's clients expect to read it.
+"""Errors in the form that OpenAI's clients expect.
 
-Decides status, type and code of each refusal. Everything that a handler raises on purpose is an `ApiError`;
-all others are bugs and become a 500 that says nothing. The path tells which dialect the caller speaks.
+Decides status, type and code of each refusal. Handlers raise `ApiError` on purpose; any other exception is a
+bug and becomes a 500 without details. The path decides in which dialect the error is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANTHROPIC_TYPES = {
 
 
 class ApiError(Exception):
-    """An answer other than 200."""
+    """A response other than 200."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, *, param: str | None = None, code: str = "invalid_request") -> ApiError:
-    """The request cannot be understood; `param` names the field."""
+    """The request is invalid; `param` names the field."""
     return ApiError(400, message, code=code, param=param)
 
 
 def unsupported(param: str, what: str) -> ApiError:
-    """A known parameter that would change the answer and that this worker does not have."""
+    """A known parameter that would change the answer and that this worker does not support."""
     message = f"{param}: {what} is not supported by this worker"
     return ApiError(400, message, code="unsupported_parameter", param=param)
 
@@ -73,7 +73,7 @@ def not_found(message: str, *, param: str | None = None) -> ApiError:
 
 
 def overloaded(message: str, *, code: str = "overloaded", retry_after_s: float = 1.0) -> ApiError:
-    """This worker cannot take the request now, another one may; `code` says why."""
+    """This worker cannot take the request now, but another may; `code` says why."""
     headers = {"Retry-After": str(math.ceil(retry_after_s))}
     return ApiError(503, message, code=code, error_type="overloaded_error", headers=headers)
 

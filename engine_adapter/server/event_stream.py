@@ -1,8 +1,9 @@
-"""How answers leave: JSON at once, or server-sent events over one HTTP response.
+"""Sends answers: JSON at once, or server-sent events.
 
-Decides when the response head goes out: with the first event, so that whatever fails before it still gets
-a proper status and another backend may be tried. After it, an error is told in-band and the connection is
-cut, because a clean end would look like a complete answer. It does not know what events mean.
+Decides when the response head is sent: with the first event, so that an earlier failure still gets a proper
+status and the gateway can try another backend. A later error is sent in-band and the connection is closed
+without the final chunk, because a clean end would look like a complete answer. It does not know what events
+mean.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from engine_adapter.server.errors import ApiError
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would collect events otherwise
+    "X-Accel-Buffering": "no",  # otherwise nginx buffers events
 }
 
 
 def event(data: object, name: str | None = None) -> bytes:
-    """One event; `name` is the `event:` line of the dialects that have one."""
+    """Encode one event; `name` is the `event:` line of the dialects that have one."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
@@ -37,9 +38,9 @@ DONE = b"data: [DONE]\n\n"
 
 
 async def send_stream(request: web.Request, events: AsyncGenerator[bytes, None]) -> web.StreamResponse:
-    """Send events until they end. An `ApiError` before the first one is raised, later it goes in-band.
+    """Send events until they end. An `ApiError` before the first event is raised; later it is sent in-band.
 
-    The generator is closed before this returns, however it returns: what it holds in the engine is free then.
+    The generator is always closed before this returns, which frees what it holds in the engine.
     """
     response = web.StreamResponse(headers=HEADERS)
     try:
@@ -57,12 +58,12 @@ async def send_stream(request: web.Request, events: AsyncGenerator[bytes, None])
             await response.write(name + b"data: " + error.body(request.path) + b"\n\n")
         _cut(request)
     except ConnectionError:
-        # A write may notice that the client has gone before the server cancels this handler.
+        # A write may detect the disconnect before the server cancels this handler.
         _cut(request)
     return response
 
 
 def _cut(request: web.Request) -> None:
-    """End the connection without the chunked terminator: the answer is incomplete and must look so."""
+    """Close the connection without the final chunk, so that the answer is recognised as incomplete."""
     if request.transport is not None:
         request.transport.close()

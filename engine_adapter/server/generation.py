@@ -1,10 +1,9 @@
-"""Prompts and their answers, n each: tokens from the engine become pieces of text.
+"""Runs prompts with n choices each and turns the engine's tokens into pieces of text.
 
-Decides when a choice ends on the side of the text: a stop string cuts the text and aborts what the engine
-still computes for it. Invariants: the pieces of a choice join to its whole text; every sampled token is
-counted once; the token of an end marker is counted but never shown. Leaving `pieces` early, by return,
-exception or cancellation, aborts everything in the engine.
-It does not know HTTP nor the shape of any answer.
+Decides when a stop string ends a choice: it cuts the text and aborts the request in the engine. Invariants:
+the pieces of a choice join to its whole text; every sampled token is counted once; a stop token is counted
+but never shown. Leaving `pieces` early, by return, exception or cancellation, aborts all its requests in the
+engine. It does not know HTTP or the shape of any answer.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from engine_adapter.engine.core.async_engine import AsyncEngine
 from engine_adapter.engine.core.step_output import StepOutput
+from engine_adapter.engine.kv.sequence import EngineRequest, FinishReason, Timings
 from engine_adapter.engine.kv.tiers.tier_block import Tier
 from engine_adapter.engine.model.sampling import SamplingParams, TokenLogprobs
-from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason, Timings
 from engine_adapter.engine.text.detokenizer import Detokenizer, StopStrings
 from engine_adapter.engine.text.tokenizer import Tokenizer
 from engine_adapter.server.errors import ApiError, internal_error, overloaded
@@ -28,7 +27,7 @@ from engine_adapter.server.errors import ApiError, internal_error, overloaded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the engine is asked, besides sampling."""
+    """One prompt and its request options, besides sampling."""
 
     token_ids: list[int]
     cache_salt: str = ""
@@ -45,15 +44,15 @@ class TextOptions:
     stop: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
-    is_prompt_only: bool = False  # the one token that the engine samples is neither shown nor counted
+    is_prompt_only: bool = False  # the single sampled token is neither shown nor counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownToken:
-    """A shown token with its log-probabilities, for requests that asked for them."""
+    """A shown token with its log-probabilities, for requests that ask for them."""
 
     token_id: int
-    logprobs: TokenLogprobs | None  # None: the prompt's first token, which nothing precedes
+    logprobs: TokenLogprobs | None  # None for the prompt's first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +67,24 @@ class Piece:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
-    """What one request cost so far. Changed by `pieces`, read when it ends."""
+class RequestStats:
+    """Tokens and timings of one request so far. Changed by `pieces`, read when it ends."""
 
     num_prompt_tokens: int
-    first_outputs: dict[int, StepOutput] = field(default_factory=dict)  # newest of each prompt's first choice
+    first_outputs: dict[int, StepOutput] = field(default_factory=dict)  # latest of each prompt's first choice
     num_completion_tokens: int = 0
-    failure: FinishReason | None = None  # the end of a sequence that had no normal one
+    failure: FinishReason | None = None  # if a sequence did not end normally
     timings: Timings | None = None  # of the first choice
     token_gaps_s: list[float] = field(default_factory=list)  # between deliveries of the first choice
     last_delivery_s: float | None = None
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that were not computed, wherever they came from."""
+        """Prompt tokens that were not computed, from any tier."""
         return sum(output.num_cached_tokens for output in self.first_outputs.values())
 
     def cached_tokens_by_tier(self) -> dict[str, int]:
-        """Split the cached tokens by where their KV lay when the request came."""
+        """Split the cached tokens by where their KV was when the request arrived."""
         outputs = self.first_outputs.values()
         loaded = {
             tier.value: sum(output.num_loaded_tokens.get(tier.value, 0) for output in outputs)
@@ -94,7 +93,7 @@ class Tally:
         return {"device": self.num_cached_tokens - sum(loaded.values()), **loaded}
 
     def extension(self) -> dict[str, object]:
-        """What an answer tells beside OpenAI's fields: milliseconds of the first choice, tokens by tier."""
+        """Our additions to OpenAI's fields: times of the first choice in milliseconds, tokens by tier."""
         timings = self.timings
         if timings is None:
             return {}
@@ -116,7 +115,7 @@ class _Choice:
     detokenizer: Detokenizer
     stops: StopStrings
     pending_tokens: list[ShownToken] = field(default_factory=list)
-    unshown_prompt: list[int] = field(default_factory=list)  # whose log-probabilities are asked for
+    unshown_prompt: list[int] = field(default_factory=list)  # if its log-probabilities are requested
     is_finished: bool = False
 
 
@@ -147,7 +146,7 @@ class Generation:
             )
         self._num_choices = num_choices
         self._is_prompt_only = options.is_prompt_only
-        self.tally = Tally(num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
+        self.stats = RequestStats(num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
 
     def prompt_tail(self, num_tokens: int) -> list[int]:
         """The last tokens of the first prompt."""
@@ -163,7 +162,7 @@ class Generation:
         async with contextlib.aclosing(self._engine.generate(self._requests)) as outputs:
             async for output in outputs:
                 choice = self._choices[output.request_id]
-                if choice.is_finished:  # its stop string came before the engine heard of it
+                if choice.is_finished:  # a stop string ended it, and the abort has not arrived yet
                     continue
                 self._count(choice, output)
                 piece = self._take(choice, output)
@@ -173,28 +172,28 @@ class Generation:
                     return
 
     def _count(self, choice: _Choice, output: StepOutput) -> None:
-        self.tally.num_completion_tokens += 0 if self._is_prompt_only else len(output.new_token_ids)
+        self.stats.num_completion_tokens += 0 if self._is_prompt_only else len(output.new_token_ids)
         if choice.index % self._num_choices == 0:
-            self.tally.first_outputs[choice.index] = output
+            self.stats.first_outputs[choice.index] = output
         if choice.index != 0:
             return
-        self.tally.timings = output.timings
+        self.stats.timings = output.timings
         now_s = time.monotonic()
-        if self.tally.last_delivery_s is not None:
-            self.tally.token_gaps_s.append(now_s - self.tally.last_delivery_s)
-        self.tally.last_delivery_s = now_s
+        if self.stats.last_delivery_s is not None:
+            self.stats.token_gaps_s.append(now_s - self.stats.last_delivery_s)
+        self.stats.last_delivery_s = now_s
 
     def _take(self, choice: _Choice, output: StepOutput) -> Piece | None:
-        """Feed one step's tokens to the choice; return what may be shown."""
+        """Pass one step's tokens to the choice; return what can be shown."""
         if output.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
-            self.tally.failure = output.finish_reason
+            self.stats.failure = output.finish_reason
             raise _failure(output)
         if choice.unshown_prompt and output.new_token_ids:
             choice.pending_tokens = _scored_prompt(choice.unshown_prompt, output.prompt_logprobs)
             choice.unshown_prompt = []
         shown = output.new_token_ids
         if output.finish_reason is FinishReason.STOP:
-            shown = shown[:-1]  # the id that means the end is no text
+            shown = shown[:-1]  # the stop token is not text
         if self._is_prompt_only:
             shown = []
         for token_id, logprobs in zip(shown, output.logprobs, strict=False):
@@ -225,7 +224,7 @@ class Generation:
 
 
 def _scored_prompt(token_ids: list[int], logprobs: Sequence[TokenLogprobs]) -> list[ShownToken]:
-    """The prompt's tokens with their log-probabilities; the first has none."""
+    """Return the prompt's tokens with their log-probabilities; the first has none."""
     return [
         ShownToken(token_id=token_id, logprobs=score)
         for token_id, score in zip(token_ids, [None, *logprobs], strict=True)
@@ -233,7 +232,7 @@ def _scored_prompt(token_ids: list[int], logprobs: Sequence[TokenLogprobs]) -> l
 
 
 def _of_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """Choices of one seeded request differ from each other, and repeat as a whole."""
+    """Give each choice of a seeded request its own seed: choices differ, the request is reproducible."""
     if choice == 0 or sampling.seed is None:
         return sampling
     return replace(sampling, seed=sampling.seed + choice)
@@ -253,9 +252,9 @@ def _engine_request(request_id: str, prompt: Prompt, sampling: SamplingParams) -
 
 
 def _failure(output: StepOutput) -> ApiError:
-    """What to tell a client whose sequence had no normal end."""
+    """The error for a client whose sequence did not end normally."""
     if output.finish_reason is FinishReason.TIMEOUT:
-        return overloaded("the request waited longer than its limit", code="queue_timeout", retry_after_s=2)
+        return overloaded("the request waited too long in the queue", code="queue_timeout", retry_after_s=2)
     if output.finish_reason is FinishReason.CAPACITY:
         message = "the prompt does not fit into the free KV memory"
         return overloaded(message, code="kv_capacity", retry_after_s=5)

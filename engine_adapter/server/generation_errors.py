@@ -1,4 +1,4 @@
-"""Engine refusals become HTTP answers, at the one place where both are known."""
+"""Translates the engine's refusals into HTTP errors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine_adapter.server.errors import ApiError, bad_request, overloaded
 
 @contextmanager
 def engine_errors_as_answers(prompt_param: str) -> Iterator[None]:
-    """Raise an `ApiError` in place of the engine's own refusals."""
+    """Raise an `ApiError` instead of the engine's exceptions."""
     try:
         yield
     except RequestRefused as error:
         raise bad_request(str(error), param=prompt_param) from error
     except QueueFull as error:
-        raise overloaded("too many requests wait already", retry_after_s=2) from error
+        raise overloaded("too many requests are waiting", retry_after_s=2) from error
     except EngineDead as error:
         raise ApiError(503, str(error), code="engine_dead", error_type="api_error") from error

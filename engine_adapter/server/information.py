@@ -1,8 +1,8 @@
-"""The routes that tell about the worker: models, health, version, metrics, tokens.
+"""Routes that describe the worker: models, health, version, metrics, tokens.
 
-Decides what "healthy" means. `/live`: the process answers. `/health`: it can serve now or after its queue
-(what vLLM's route of that name means). `/ready`: it takes new requests, with what is still missing spelled
-out. Metrics answer in every phase.
+Decides what "healthy" means. `/live`: the process responds. `/health`: the engine runs, also while draining
+(as vLLM's route of that name). `/ready`: new requests are accepted; the body says what is missing. `/metrics`
+responds in every phase.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine_adapter.server.errors import ApiError, bad_request, model_not_found
 from engine_adapter.server.event_stream import json_response
 from engine_adapter.server.protocol import DetokenizeRequest, TokenizeRequest
 from engine_adapter.server.request_body import read_body
-from engine_adapter.server.serving import SERVING, Phase, ServingContext, context_of
+from engine_adapter.server.serving import SERVER_STATE, Phase, ServingContext, context_of
 
 MAX_DETOKENIZE_TOKENS = 1_000_000
 
@@ -28,7 +28,7 @@ async def models(request: web.Request) -> web.Response:
 
 
 async def model(request: web.Request) -> web.Response:
-    """`GET /v1/models/{id}`; ids may hold slashes."""
+    """`GET /v1/models/{id}`; ids may contain slashes."""
     context = context_of(request)
     name = request.match_info["model"]
     if name not in context.model_names:
@@ -48,29 +48,29 @@ def _card(context: ServingContext, name: str) -> dict[str, object]:
 
 
 async def live(request: web.Request) -> web.Response:
-    """`GET /live`: the process answers."""
-    return json_response({"status": "ok", "phase": request.app[SERVING].phase.value})
+    """`GET /live`: the process responds."""
+    return json_response({"status": "ok", "phase": request.app[SERVER_STATE].phase.value})
 
 
 async def health(request: web.Request) -> web.Response:
     """`GET /health`: 200 while the engine runs, draining included."""
-    serving = request.app[SERVING]
-    is_healthy = serving.phase in (Phase.READY, Phase.DRAINING)
-    return json_response({"status": serving.phase.value}, 200 if is_healthy else 503)
+    state = request.app[SERVER_STATE]
+    is_healthy = state.phase in (Phase.READY, Phase.DRAINING)
+    return json_response({"status": state.phase.value}, 200 if is_healthy else 503)
 
 
 async def ready(request: web.Request) -> web.Response:
-    """`GET /ready`: 200 while new requests are taken."""
-    serving = request.app[SERVING]
+    """`GET /ready`: 200 while new requests are accepted."""
+    state = request.app[SERVER_STATE]
     document = {
-        "ready": serving.phase is Phase.READY,
-        "phase": serving.phase.value,
-        "detail": serving.detail,
-        "weights_loaded": serving.context is not None,
-        "pins_restored": serving.phase in (Phase.READY, Phase.DRAINING),
-        "requests_in_flight": serving.num_in_flight,
+        "ready": state.phase is Phase.READY,
+        "phase": state.phase.value,
+        "detail": state.detail,
+        "weights_loaded": state.context is not None,
+        "pins_restored": state.phase in (Phase.READY, Phase.DRAINING),
+        "requests_in_flight": state.num_in_flight,
     }
-    return json_response(document, 200 if serving.phase is Phase.READY else 503)
+    return json_response(document, 200 if state.phase is Phase.READY else 503)
 
 
 async def version(request: web.Request) -> web.Response:
@@ -85,14 +85,14 @@ async def version(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """`GET /metrics`; empty until the model is loaded."""
-    context = request.app[SERVING].context
+    context = request.app[SERVER_STATE].context
     page = context.metrics.page() if context is not None else b""
     headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     return web.Response(body=page, headers=headers)
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """`POST /tokenize`: of a text, or of messages as the template renders them."""
+    """`POST /tokenize`: for a text, or for messages as the template renders them."""
     context = context_of(request)
     body = await read_body(request, TokenizeRequest)
     if (body.prompt is None) == (body.messages is None):

@@ -1,9 +1,9 @@
-"""`/v1/kv/…`: what operators may see and change of the KV cache.
+"""`/v1/kv/…`: shows and changes the KV cache, for operators.
 
-Decides how a prefix is named over HTTP: by messages (rendered as a chat would be, without the answer's
-opening), by text, or by token ids. Pins answer truthfully: how many tokens were asked for, how many are
-held now, and whether the rest is still being computed. `explain` tells what others have sent, so these routes
-belong behind the gateway's admin token; the worker itself listens on loopback unless told otherwise.
+Decides how a prefix is named over HTTP: by messages (rendered like a chat, without the opening of the
+answer), by text, or by token ids. A pin reports how many tokens were requested, how many are held now, and
+whether the rest is still being computed. `explain` reveals what others have sent, so these routes belong
+behind the gateway's admin token; the worker listens on loopback by default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine_adapter.server.serving import ServingContext, context_of
 
 
 class PrefixFields(msgspec.Struct, kw_only=True):
-    """One of the three ways to name a prefix, and whose it is."""
+    """One of three ways to name a prefix, and its tenant's salt."""
 
     messages: list[ChatMessage] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -44,7 +44,7 @@ class PinRequest(PrefixFields, kw_only=True):
 
 
 async def create_pin(request: web.Request) -> web.Response:
-    """`POST /v1/kv/pins`: 201 with what is held at once; 409 where the budget does not allow it."""
+    """`POST /v1/kv/pins`: 201 with what is held already; 409 if the pin is refused."""
     context = context_of(request)
     body = await read_body(request, PinRequest)
     if body.ttl_s is not None and not 0 < body.ttl_s < 10**9:
@@ -96,7 +96,7 @@ async def get_pin(request: web.Request) -> web.Response:
 
     document = await context_of(request).engine.call(read)
     if document is None:
-        raise not_found("there is no such pin", param="pin_id")
+        raise not_found("no such pin", param="pin_id")
     return json_response(document)
 
 
@@ -104,7 +104,7 @@ async def delete_pin(request: web.Request) -> web.Response:
     """`DELETE /v1/kv/pins/{id}`."""
     pin_id = request.match_info["pin_id"]
     if not await context_of(request).engine.call(lambda engine: engine.pins.unpin(pin_id)):
-        raise not_found("there is no such pin", param="pin_id")
+        raise not_found("no such pin", param="pin_id")
     return json_response({"id": pin_id, "deleted": True})
 
 
@@ -133,7 +133,7 @@ async def explain(request: web.Request) -> web.Response:
 
 
 async def inventory(request: web.Request) -> web.Response:
-    """`GET /v1/kv/inventory`: tokens of every tag, on the device and behind those in slower tiers."""
+    """`GET /v1/kv/inventory`: tokens of every tag, on the device and, after those, in the tiers."""
 
     def read(engine: LLMEngine) -> dict[str, object]:
         return {
@@ -154,7 +154,7 @@ async def tree(request: web.Request) -> web.Response:
 
 
 async def clear(request: web.Request) -> web.Response:
-    """`POST /v1/kv/clear`: forget what neither a request nor a pin holds."""
+    """`POST /v1/kv/clear`: forget everything that no request and no pin holds."""
     num_blocks = await context_of(request).engine.call(LLMEngine.clear_cache)
     return json_response({"cleared_blocks": num_blocks})
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes that OpenAI has: chat's and the older one of text completions."""
+"""Log-probabilities in OpenAI's two formats: that of chats and the older one of text completions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from engine_adapter.engine.text.tokenizer import Tokenizer
 from engine_adapter.server.generation import ShownToken
 
-FLOOR = -9999.0  # JSON has no infinity; OpenAI reports very unlikely tokens so
+FLOOR = -9999.0  # OpenAI's value for very unlikely tokens; JSON has no infinity
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ShownToken]) -> dict[str, object]:
     """`{"content": [{token, logprob, bytes, top_logprobs}, …]}`."""
     content = []
     for token in tokens:
-        assert token.logprobs is not None, "chat shows no prompt"
+        assert token.logprobs is not None, "a chat does not show its prompt"
         top = [_chat_entry(tokenizer, token_id, value) for token_id, value in token.logprobs.top]
         content.append(
             {**_chat_entry(tokenizer, token.token_id, token.logprobs.logprob), "top_logprobs": top}
@@ -47,10 +47,10 @@ def completion_logprobs(
 
 
 def _best_texts(tokenizer: Tokenizer, token: ShownToken) -> dict[str, float] | None:
-    """The best tokens and the one that stands there, as OpenAI's older endpoint always adds it."""
+    """The best tokens and the chosen one, which OpenAI's older endpoint always adds."""
     if token.logprobs is None:
         return None
     best = {tokenizer.token_text(token.token_id): max(token.logprobs.logprob, FLOOR)}
-    for token_id, value in token.logprobs.top:  # texts may be equal (parts of characters): the first stays
+    for token_id, value in token.logprobs.top:  # parts of characters may have equal texts: keep the first
         best.setdefault(tokenizer.token_text(token_id), max(value, FLOOR))
     return best

@@ -1,7 +1,7 @@
-"""Will the model and its KV memory fit? Asked before loading, because the kernel's answer is a kill.
+"""Checks that the model and its KV memory fit, before the kernel would kill the process.
 
-Decides how free memory is read: the machine's `MemAvailable`, and the control group's limit where a
-container has a smaller one. Where neither can be read, nothing is refused.
+Decides how free memory is read: the machine's `MemAvailable`, or the control group's limit if that is
+smaller. If neither can be read, nothing is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RESERVE_BYTES = 256 * 2**20  # interpreter, torch and activations of one step (m
 
 
 class TooLittleMemory(Exception):
-    """The message says how much is needed and how much there is."""
+    """The message says how much is needed and how much is available."""
 
 
 def check_memory(*, weight_bytes: int, kv_bytes: int, available: int | None) -> None:
@@ -28,7 +28,7 @@ def check_memory(*, weight_bytes: int, kv_bytes: int, available: int | None) -> 
 
 
 def available_bytes(device: str) -> int | None:
-    """Memory of the device that this process may still take, or None if the system does not tell."""
+    """Memory of the device that this process can still take, or None if unknown."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
     values = [value for value in (_machine_available(), _control_group_available()) if value is not None]
@@ -47,7 +47,7 @@ def _machine_available() -> int | None:
 
 
 def _control_group_available() -> int | None:
-    """Version 2 only; the file cache inside the group counts as used there, so it is given back."""
+    """Version 2 only. The group counts its file cache as used, so that is added back."""
     root = Path("/sys/fs/cgroup")
     try:
         limit = (root / "memory.max").read_text().strip()

@@ -1,12 +1,12 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's dialect over the same chat.
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's dialect of the same chat.
 
-Decides how its shapes map onto ours and back: system and blocks become messages, `tool_use` and
-`tool_result` become tool calls and tool messages, and usage splits the prompt into computed and cached tokens
-(`input_tokens` excludes what was read from the cache, as Anthropic counts). Images are refused.
+Decides how its shapes map to ours and back: system and blocks become messages, `tool_use` and `tool_result`
+become tool calls and tool messages, and usage splits the prompt into computed and cached tokens
+(`input_tokens` excludes cached ones, as Anthropic counts). Images are refused.
 
-`thinking` sets the switch of templates that have one; other models think or not as they were made, and
-`enabled` is no error there: agents send it to every model. `adaptive`, or none, leaves it to the template. No
-budget is enforced. Thoughts are blocks of their own, with an empty signature, for nobody here checks one.
+`thinking` sets the switch of templates that have one. For other models `enabled` is accepted without effect,
+because agents send it to every model. `adaptive`, or no field, leaves it to the template. Budgets are not
+enforced. Reasoning is sent in thinking blocks with an empty signature; nothing here checks signatures.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import msgspec
 from aiohttp import web
 
 from engine_adapter.server.answer_form import AnswerForm, chat_answer_form
-from engine_adapter.server.chat import chat_generation, check_chat, place_of_thoughts, render_prompt
+from engine_adapter.server.chat import chat_generation, check_chat, find_reasoning_place, render_prompt
 from engine_adapter.server.chat_answer import collect_choices, read_parts
 from engine_adapter.server.errors import bad_request
 from engine_adapter.server.event_stream import event, json_response, send_stream
-from engine_adapter.server.generation import Generation, Tally
+from engine_adapter.server.generation import Generation, RequestStats
 from engine_adapter.server.protocol import ChatMessage, ChatRequest
 from engine_adapter.server.request_body import read_body
 from engine_adapter.server.serving import ServingContext, context_of, tags_of
@@ -74,20 +74,20 @@ async def messages(request: web.Request) -> web.StreamResponse:
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": chat.model}
     if body.stream:
         return await send_stream(request, _events(context, generation, form, head))
-    thoughts = place_of_thoughts(context, generation, form)
-    (choice,) = await collect_choices(context.metrics, generation, form.tool_format, thoughts)
+    reasoning_place = find_reasoning_place(context, generation, form)
+    (choice,) = await collect_choices(context.metrics, generation, form.tool_format, reasoning_place)
     content: list[dict[str, object]] = []
-    if choice.thought:
-        content.append({"type": "thinking", "thinking": choice.thought, "signature": ""})
+    if choice.reasoning:
+        content.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
     if choice.text:
         content.append({"type": "text", "text": choice.text})
     content += [_tool_use(call) for call in choice.calls]
     ending = _ending(choice.finish_reason, choice.stop_string)
-    return json_response({**head, "content": content, **ending, "usage": _usage(generation.tally)})
+    return json_response({**head, "content": content, **ending, "usage": _usage(generation.stats)})
 
 
 async def count_tokens(request: web.Request) -> web.Response:
-    """The size of a prompt, without answering it."""
+    """Count the tokens of a prompt without answering it."""
     context = context_of(request)
     chat = _as_chat(await read_body(request, MessagesRequest), context)
     check_chat(chat)
@@ -127,7 +127,7 @@ def _thinking_switch(body: MessagesRequest) -> dict[str, Any] | None:
 
 
 def _check_thinking(body: MessagesRequest) -> None:
-    """Raise a 400 for a budget that Anthropic's API would refuse too."""
+    """Raise a 400 for a budget that Anthropic's API would also refuse."""
     thinking = body.thinking
     if thinking is None or thinking.type != "enabled":
         return
@@ -140,7 +140,7 @@ def _check_thinking(body: MessagesRequest) -> None:
 
 
 def _chat_messages(message: Message) -> list[ChatMessage]:
-    """One message with blocks may be several of ours: each tool result is a message of its own."""
+    """Convert one message; it may become several, because each tool result is its own message."""
     if isinstance(message.content, str):
         return [ChatMessage(role=message.role, content=message.content)]
     results = [
@@ -154,7 +154,7 @@ def _chat_messages(message: Message) -> list[ChatMessage]:
     hidden = ("tool_result", "tool_use", "thinking", "redacted_thinking")
     rest = [block for block in message.content if block.get("type") not in hidden]
     if rest or calls or not results:
-        thoughts = [
+        reasoning = [
             str(block.get("thinking", "")) for block in message.content if block.get("type") == "thinking"
         ]
         results.append(
@@ -162,7 +162,7 @@ def _chat_messages(message: Message) -> list[ChatMessage]:
                 role=message.role,
                 content=rest,
                 tool_calls=calls or None,
-                reasoning_content="".join(thoughts) or None,
+                reasoning_content="".join(reasoning) or None,
             )
         )
     return results
@@ -202,12 +202,12 @@ def _ending(reason: str | None, stop_string: str | None) -> dict[str, object]:
     return {"stop_reason": STOP_REASONS.get(reason or "stop"), "stop_sequence": None}
 
 
-def _usage(tally: Tally) -> dict[str, int]:
+def _usage(stats: RequestStats) -> dict[str, int]:
     return {
-        "input_tokens": tally.num_prompt_tokens - tally.num_cached_tokens,
-        "cache_read_input_tokens": tally.num_cached_tokens,
+        "input_tokens": stats.num_prompt_tokens - stats.num_cached_tokens,
+        "cache_read_input_tokens": stats.num_cached_tokens,
         "cache_creation_input_tokens": 0,
-        "output_tokens": tally.num_completion_tokens,
+        "output_tokens": stats.num_completion_tokens,
     }
 
 
@@ -218,9 +218,9 @@ class BlockWriter:
         self._index = -1
         self._open_type: str | None = None
 
-    def thought(self, thought: str) -> bytes:
+    def thinking(self, reasoning: str) -> bytes:
         block = {"type": "thinking", "thinking": "", "signature": ""}
-        return self._opened(block) + self._delta({"type": "thinking_delta", "thinking": thought})
+        return self._opened(block) + self._delta({"type": "thinking_delta", "thinking": reasoning})
 
     def text(self, text: str) -> bytes:
         return self._opened({"type": "text", "text": ""}) + self._delta({"type": "text_delta", "text": text})
@@ -256,7 +256,7 @@ class BlockWriter:
 
 
 def named(kind: str, **fields: object) -> bytes:
-    """An event whose name is repeated in its data, as this API has it."""
+    """Encode an event with its name repeated in the data, as this API does."""
     return event({"type": kind, **fields}, name=kind)
 
 
@@ -268,23 +268,23 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     writer = BlockWriter()
     is_open = False
-    thoughts = place_of_thoughts(context, generation, form)
-    read = read_parts(context.metrics, generation, form.tool_format, thoughts)
+    reasoning_place = find_reasoning_place(context, generation, form)
+    read = read_parts(context.metrics, generation, form.tool_format, reasoning_place)
     async with contextlib.aclosing(read) as parts:
         async for part in parts:
-            if not is_open:  # the first part also tells how much of the prompt was cached
+            if not is_open:  # not earlier: the first part brings the number of cached tokens
                 start: dict[str, object] = {"content": [], "stop_reason": None, "stop_sequence": None}
-                usage = {**_usage(generation.tally), "output_tokens": 1}
+                usage = {**_usage(generation.stats), "output_tokens": 1}
                 yield named("message_start", message={**head, **start, "usage": usage})
                 is_open = True
-            if part.thought:
-                yield writer.thought(part.thought)
+            if part.reasoning:
+                yield writer.thinking(part.reasoning)
             if part.text:
                 yield writer.text(part.text)
             for call in part.calls:
                 yield writer.tool_use(call)
             if part.finish_reason is not None:
                 delta = _ending(part.finish_reason, part.stop_string)
-                closing = named("message_delta", delta=delta, usage=_usage(generation.tally))
+                closing = named("message_delta", delta=delta, usage=_usage(generation.stats))
                 yield writer.close() + closing
     yield named("message_stop")

@@ -1,8 +1,8 @@
-"""The worker's Prometheus page: vLLM's metric names where they fit, our own where they do not.
+"""The worker's Prometheus page: vLLM's metric names where they fit, our own elsewhere.
 
-Decides names, labels and buckets. Gauges of the engine are read from one snapshot per scrape, so the block
+Decides names, labels and buckets. The engine's gauges are read from one snapshot per scrape, so the block
 gauges of one scrape add up (free + cached + used + pinned = total). Labels are bounded: the model name and
-fixed words. It knows no request contents.
+fixed words. It does not know the contents of requests.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine_adapter.engine.core.stats import EngineStats
+from engine_adapter.engine.kv.sequence import FinishReason
 from engine_adapter.engine.kv.tiers.tier_config import TierStats
-from engine_adapter.engine.scheduling.sequence import FinishReason
 
-# vLLM's bucket edges, so that dashboards made for it compare.
+# vLLM's bucket bounds, so that its dashboards work here too.
 FIRST_TOKEN_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0),
@@ -39,57 +39,41 @@ FINISH_REASONS = tuple(reason.value for reason in FinishReason)
 
 
 class WorkerMetrics:
-    """Counters of one worker process, in a registry of their own."""
+    """Counters of one worker process, in their own registry."""
 
     def __init__(self, model_name: str, read_stats: Callable[[], EngineStats]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(model_name, read_stats))
-        labels = {"model_name": model_name}
-
-        def counter(name: str, help_text: str) -> Counter:
-            metric = Counter(f"vllm:{name}", help_text, list(labels), registry=self.registry)
-            return metric.labels(**labels)
-
-        def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-            metric = Histogram(
-                f"vllm:{name}", help_text, list(labels), buckets=buckets, registry=self.registry
-            )
-            return metric.labels(**labels)
-
-        self.prompt_tokens_cached = counter(
-            "prompt_tokens_cached", "Prompt tokens of finished requests that were reused."
-        )
-        success = Counter(
-            "vllm:request_success",
-            "Finished requests by reason.",
-            ["model_name", "finished_reason"],
+        self._model_name = model_name
+        self.prompt_tokens_cached = Counter(
+            "vllm:prompt_tokens_cached",
+            "Prompt tokens of finished requests that were reused.",
+            ["model_name"],
             registry=self.registry,
-        )
-        self.request_success = {
-            reason: success.labels(model_name=model_name, finished_reason=reason) for reason in FINISH_REASONS
-        }
-        self.time_to_first_token_s = histogram(
+        ).labels(model_name=model_name)
+        self.request_success = self._success_by_reason()
+        self.time_to_first_token_s = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS_S
         )
-        self.inter_token_latency_s = histogram(
+        self.inter_token_latency_s = self._histogram(
             "inter_token_latency_seconds", "Time between two token deliveries.", TOKEN_BUCKETS_S
         )
-        self.e2e_request_latency_s = histogram(
+        self.e2e_request_latency_s = self._histogram(
             "e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS_S
         )
-        self.request_queue_time_s = histogram(
+        self.request_queue_time_s = self._histogram(
             "request_queue_time_seconds", "Arrival to first step.", REQUEST_BUCKETS_S
         )
-        self.request_prefill_time_s = histogram(
+        self.request_prefill_time_s = self._histogram(
             "request_prefill_time_seconds", "First step to first token.", REQUEST_BUCKETS_S
         )
-        self.request_decode_time_s = histogram(
+        self.request_decode_time_s = self._histogram(
             "request_decode_time_seconds", "First to last token.", REQUEST_BUCKETS_S
         )
-        self.request_prompt_tokens = histogram(
+        self.request_prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens per request.", TOKEN_COUNT_BUCKETS
         )
-        self.request_generation_tokens = histogram(
+        self.request_generation_tokens = self._histogram(
             "request_generation_tokens", "Generated tokens per request.", TOKEN_COUNT_BUCKETS
         )
         started = Gauge(
@@ -97,8 +81,24 @@ class WorkerMetrics:
         )
         started.set(process_start_wall_s())
 
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        metric = Histogram(f"vllm:{name}", help_text, ["model_name"], buckets=buckets, registry=self.registry)
+        return metric.labels(model_name=self._model_name)
+
+    def _success_by_reason(self) -> dict[str, Counter]:
+        success = Counter(
+            "vllm:request_success",
+            "Finished requests by reason.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        return {
+            reason: success.labels(model_name=self._model_name, finished_reason=reason)
+            for reason in FINISH_REASONS
+        }
+
     def page(self) -> bytes:
-        """The scrape, in the text format."""
+        """The metrics in the text format."""
         return generate_latest(self.registry)
 
 
@@ -123,15 +123,15 @@ class _EngineCollector(Collector):
         counters = {
             "vllm:prefix_cache_queries": ("Prompt tokens looked up.", stats.num_queried_tokens),
             "vllm:prefix_cache_hits": ("Prompt tokens found.", stats.num_hit_tokens),
-            "vllm:num_preemptions": ("Sequences put back into the queue.", stats.num_preemptions),
-            "vllm:prompt_tokens": ("Prompt tokens taken in.", stats.num_prompt_tokens),
+            "vllm:num_preemptions": ("Sequences returned to the queue.", stats.num_preemptions),
+            "vllm:prompt_tokens": ("Prompt tokens received.", stats.num_prompt_tokens),
             "vllm:generation_tokens": ("Tokens generated.", stats.num_generated_tokens),
-            "homing_worker_evictions": ("Cached blocks given away.", stats.num_evictions),
+            "homing_worker_evictions": ("Cached blocks evicted.", stats.num_evictions),
             "homing_worker_integrity_failures": (
                 "Idle checks that found a block unaccounted for.",
                 stats.num_integrity_failures,
             ),
-            "homing_worker_hash_collisions": ("Equal hashes of unequal blocks.", stats.num_collisions),
+            "homing_worker_hash_collisions": ("Equal hashes of different blocks.", stats.num_collisions),
         }
         for name, (help_text, value) in gauges.items():
             yield self._labelled(GaugeMetricFamily(name, help_text, labels=["model_name"]), value)
@@ -163,14 +163,14 @@ class _EngineCollector(Collector):
 _TIER_GAUGES = {
     "blocks": ("KV blocks in the tier.", lambda tier: tier.num_blocks),
     "bytes": ("Bytes of KV in the tier.", lambda tier: tier.num_bytes),
-    "capacity_bytes": ("Bytes the tier may take.", lambda tier: tier.max_bytes),
+    "capacity_bytes": ("Bytes the tier may use.", lambda tier: tier.max_bytes),
     "read_bytes_per_second": ("Measured rate of loads.", lambda tier: tier.read_bytes_per_s or 0),
 }
 _TIER_COUNTERS = {
     "hit_tokens": ("Prompt tokens loaded instead of computed.", lambda tier: tier.num_hit_tokens),
     "loaded_bytes": ("Bytes loaded into device blocks.", lambda tier: tier.num_loaded_bytes),
     "stored_blocks": ("Blocks stored.", lambda tier: tier.num_stored_blocks),
-    "evicted_blocks": ("Blocks given up for space.", lambda tier: tier.num_evicted_blocks),
+    "evicted_blocks": ("Blocks evicted for space.", lambda tier: tier.num_evicted_blocks),
     "damaged_blocks": ("Blocks whose bytes had changed.", lambda tier: tier.num_damaged_blocks),
     "dropped_blocks": ("Blocks not stored: the writer was behind.", lambda tier: tier.num_dropped_blocks),
     "write_errors": ("Writes that failed.", lambda tier: tier.num_write_errors),
@@ -178,7 +178,7 @@ _TIER_COUNTERS = {
 
 
 def _tier_families(stats: EngineStats) -> Iterator[Metric]:
-    """Yield one family per number of a tier, labelled by tier; none where there are no tiers."""
+    """Yield one family per metric, labelled by tier; none if there are no tiers."""
     kinds: tuple[tuple[type[Metric], dict[str, tuple[str, Callable[[TierStats], float]]]], ...] = (
         (GaugeMetricFamily, _TIER_GAUGES),
         (CounterMetricFamily, _TIER_COUNTERS),
@@ -192,7 +192,7 @@ def _tier_families(stats: EngineStats) -> Iterator[Metric]:
 
 
 def process_start_wall_s() -> float:
-    """When this process began: its epoch for whoever watches it. Linux's own record where there is one."""
+    """Start time of this process: from Linux if available, else now."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         boot_s = next(

@@ -1,8 +1,8 @@
-"""The request bodies of the OpenAI API, as types.
+"""Request bodies of the OpenAI API, as types.
 
-Decides which fields are read and of which type each is; `null` counts as absent, as OpenAI's own clients
-send it. Unknown fields are ignored, because clients add theirs; known fields that would change the answer
-and that this worker does not have are refused in `sampling_options`. It holds no behaviour.
+Decides which fields are read and their types; `null` counts as absent, because OpenAI's own clients send it.
+Unknown fields are ignored, because clients add their own; known fields that would change the answer and that
+this worker does not support are refused by the handlers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What chat and text completions share."""
+    """Fields shared by chat and text completions."""
 
     model: str
     max_tokens: int | None = None

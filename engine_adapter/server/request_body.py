@@ -1,9 +1,9 @@
-"""Bytes of a request body become a typed value, or a 400 that names the field.
+"""Decodes a request body into a typed value, or raises a 400 that names the field.
 
-Decides what counts as JSON here. The fast path is msgspec straight into the type. What it refuses as not
-JSON gets a second reading with the standard library, for one reason: JavaScript clients cut emoji in half
-and send unpaired surrogates, which are legal JSON escapes but no text; a 4xx would make such a history fail
-for ever, so they become U+FFFD. Nothing a client sends leads to an exception other than `ApiError`.
+Decides what is accepted as JSON. msgspec decodes straight into the type. What it refuses as not JSON is
+parsed again with the standard library, for one reason: JavaScript clients cut emoji in half and send unpaired
+surrogates, which are valid JSON escapes but not text. A 4xx would make such a conversation fail for ever, so
+they become U+FFFD. Whatever a client sends, only `ApiError` is raised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The answers of `/v1/responses` that a later request may continue, read or delete.
+"""Stores the answers of `/v1/responses`, which later requests may continue, read or delete.
 
-Decides what is kept: the finished object and the conversation up to it, the least recently used going
-first. It lives in memory, so a follow-up must come to the worker that answered (the gateway sees to that)
-and a restart forgets: an unknown id is then a clear 404, never a silently shorter context.
+Decides what is kept: the finished object and the conversation up to it; the least recently used are dropped
+first. The store is in memory, so a follow-up must reach the worker that answered (the gateway routes it
+there), and a restart loses it. An unknown id is a 404, never a silently shorter context.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ DEFAULT_CAPACITY = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """One answer and the messages that led to it, its own included; instructions are not inherited."""
+    """One answer and its conversation, the answer included; instructions are not inherited."""
 
     document: dict[str, object]
     messages: tuple[ChatMessage, ...]
 
 
 class ResponseStore:
-    """Bounded in number; each entry is bounded by the context and the body limit."""
+    """Bounded in number; each entry is bounded by the context and body limits."""
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         self._capacity = capacity
         self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def put(self, response_id: str, entry: StoredResponse) -> None:
-        """Keep an answer. Changes: may drop the least recently used one."""
+        """Store an answer. Changes: may drop the least recently used one."""
         self._entries[response_id] = entry
         if len(self._entries) > self._capacity:
             self._entries.popitem(last=False)
@@ -44,5 +44,5 @@ class ResponseStore:
         return entry
 
     def delete(self, response_id: str) -> bool:
-        """Forget an answer; False if it was unknown."""
+        """Delete an answer; return False if it is unknown."""
         return self._entries.pop(response_id, None) is not None

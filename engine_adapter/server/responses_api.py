@@ -1,8 +1,8 @@
-"""`/v1/responses`: OpenAI's newer dialect, as much of it as a text model has.
+"""`/v1/responses`: OpenAI's newer dialect, as far as it applies to a text model.
 
-Decides how input items map onto chat messages and how an answer becomes output items. With `store` (the
-default) the answer may be continued by `previous_response_id`. Built-in tools, background mode and
-conversations are refused by name: to ignore them would lose context silently.
+Decides how input items map to chat messages and how an answer becomes output items. With `store` (the
+default) the answer can be continued with `previous_response_id`. Built-in tools, background mode and
+conversations are refused by name: ignoring them would silently lose context.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine_adapter.server.chat import chat_generation, check_chat
 from engine_adapter.server.chat_answer import WholeChoice, collect_choices, read_parts
 from engine_adapter.server.errors import bad_request, not_found, unsupported
 from engine_adapter.server.event_stream import event, json_response, send_stream
-from engine_adapter.server.generation import Generation, Tally
+from engine_adapter.server.generation import Generation, RequestStats
 from engine_adapter.server.protocol import ChatMessage, ChatRequest
 from engine_adapter.server.request_body import read_body
 from engine_adapter.server.response_store import StoredResponse
@@ -50,8 +50,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One request on its way to an answer."""
+class PendingResponse:
+    """One request being answered."""
 
     context: ServingContext
     body: ResponsesRequest
@@ -72,17 +72,17 @@ async def create(request: web.Request) -> web.StreamResponse:
     context.check_model(body.model)
     form = await chat_answer_form(chat, context.grammars, context.template.source)
     generation = chat_generation(context, chat, form, tags_of(request))
-    turn = Turn(
+    pending = PendingResponse(
         context=context, body=body, messages=messages, form=form, generation=generation, head=_head(body)
     )
     if body.stream:
-        return await send_stream(request, _events(turn))
+        return await send_stream(request, _events(pending))
     (choice,) = await collect_choices(context.metrics, generation, form.tool_format)
-    return json_response(_finish(turn, choice))
+    return json_response(_finish(pending, choice))
 
 
 def _head(body: ResponsesRequest) -> dict[str, object]:
-    """What is known from the start; strict clients want every field that OpenAI names as required."""
+    """The fields known from the start; strict clients need every field that OpenAI requires."""
     return {
         "id": f"resp_{secrets.token_hex(16)}",
         "object": "response",
@@ -121,7 +121,7 @@ async def delete(request: web.Request) -> web.Response:
 def _stored(context: ServingContext, response_id: str, param: str = "response_id") -> StoredResponse:
     entry = context.responses.get(response_id)
     if entry is None:
-        raise not_found("there is no such response on this worker", param=param)
+        raise not_found("no such response on this worker", param=param)
     return entry
 
 
@@ -167,7 +167,7 @@ def _item_messages(item: Item, where: str) -> list[ChatMessage]:
                 raise bad_request(f"{where}.output is required", param=f"{where}.output")
             return [ChatMessage(role="tool", tool_call_id=str(item.get("call_id")), content=output)]
         case "reasoning":
-            return []  # what another model thought is no part of this one's prompt
+            return []  # another model's reasoning does not belong in this prompt
     raise unsupported(f"{where}.type", f"the item type {str(item.get('type'))[:50]!r}")
 
 
@@ -192,29 +192,29 @@ def _as_chat(body: ResponsesRequest, messages: tuple[ChatMessage, ...]) -> ChatR
     )
 
 
-def _finish(turn: Turn, choice: WholeChoice) -> dict[str, object]:
-    """The complete response object. Changes: keeps it for a follow-up, unless asked not to."""
+def _finish(pending: PendingResponse, choice: WholeChoice) -> dict[str, object]:
+    """Build the complete response object. Changes: stores it for follow-ups, unless `store` is false."""
     is_cut = choice.finish_reason == "length"
     status = "incomplete" if is_cut else "completed"
-    output: list[dict[str, object]] = [_message_item(turn, choice.text, status)] if choice.text else []
+    output: list[dict[str, object]] = [_message_item(pending, choice.text, status)] if choice.text else []
     output += [_call_item(call) for call in choice.calls]
     document = {
-        **turn.head,
+        **pending.head,
         "status": status,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": output,
-        "usage": _usage(turn.generation.tally),
+        "usage": _usage(pending.generation.stats),
     }
-    if turn.body.store is not False:
+    if pending.body.store is not False:
         calls = [{k: v for k, v in call.items() if k != "index"} for call in choice.calls]
         answer = ChatMessage(role="assistant", content=choice.text, tool_calls=calls or None)
-        entry = StoredResponse(document=document, messages=(*turn.messages, answer))
-        turn.context.responses.put(str(turn.head["id"]), entry)
+        entry = StoredResponse(document=document, messages=(*pending.messages, answer))
+        pending.context.responses.put(str(pending.head["id"]), entry)
     return document
 
 
-def _message_item(turn: Turn, text: str, status: str) -> dict[str, object]:
-    item_id = str(turn.head["id"]).replace("resp_", "msg_", 1)
+def _message_item(pending: PendingResponse, text: str, status: str) -> dict[str, object]:
+    item_id = str(pending.head["id"]).replace("resp_", "msg_", 1)
     content = [] if status == "in_progress" else [_text_part(text)]
     return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": content}
 
@@ -229,18 +229,18 @@ def _call_item(call: Mapping[str, Any]) -> dict[str, object]:
     return {**head, "name": function["name"], "arguments": function["arguments"]}
 
 
-def _usage(tally: Tally) -> dict[str, object]:
+def _usage(stats: RequestStats) -> dict[str, object]:
     return {
-        "input_tokens": tally.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": tally.num_cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": tally.num_completion_tokens,
+        "input_tokens": stats.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": stats.num_completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": tally.num_prompt_tokens + tally.num_completion_tokens,
+        "total_tokens": stats.num_prompt_tokens + stats.num_completion_tokens,
     }
 
 
 class _Numbered:
-    """Named events with the sequence numbers that this API has."""
+    """Encodes named events with this API's sequence numbers."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -251,18 +251,18 @@ class _Numbered:
         return event(data, name=kind)
 
 
-async def _events(turn: Turn) -> AsyncGenerator[bytes, None]:
+async def _events(pending: PendingResponse) -> AsyncGenerator[bytes, None]:
     write = _Numbered().event
     whole = WholeChoice(index=0)
-    empty = _message_item(turn, "", "in_progress")
+    empty = _message_item(pending, "", "in_progress")
     where = {"item_id": empty["id"], "output_index": 0, "content_index": 0}
     is_open = False
-    parts_of = read_parts(turn.context.metrics, turn.generation, turn.form.tool_format)
+    parts_of = read_parts(pending.context.metrics, pending.generation, pending.form.tool_format)
     async with contextlib.aclosing(parts_of) as parts:
         async for part in parts:
             data = b""
             if not is_open:
-                started = {**turn.head, "status": "in_progress", "output": []}
+                started = {**pending.head, "status": "in_progress", "output": []}
                 data = write("response.created", response=started)
                 data += write("response.in_progress", response=started)
                 is_open = True
@@ -275,12 +275,12 @@ async def _events(turn: Turn) -> AsyncGenerator[bytes, None]:
             whole.calls += part.calls
             whole.finish_reason = part.finish_reason
             yield data
-    document = _finish(turn, whole)
+    document = _finish(pending, whole)
     yield _closing(write, document, where)
 
 
 def _closing(write: Callable[..., bytes], document: dict[str, object], where: Mapping[str, object]) -> bytes:
-    """The `done` events of every output item, then the whole response."""
+    """The `done` events of all output items, then the whole response."""
     data = b""
     output = document["output"]
     assert isinstance(output, list)

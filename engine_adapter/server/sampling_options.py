@@ -1,8 +1,8 @@
-"""The sampling fields of a request become `SamplingParams`, checked.
+"""Checks the sampling fields of a request and builds `SamplingParams`.
 
-Decides the legal range of every parameter, the defaults (the request, then the checkpoint's
-recommendation, then OpenAI's), and which known parameters are refused. Invariant: whatever passes here, the
-sampler can execute. It does not know the prompt, except for its length.
+Decides the valid range of every parameter and the defaults (the request, then the checkpoint's
+recommendation, then OpenAI's). Invariant: whatever passes here, the sampler can execute. Of the prompt it
+only knows the length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_STOP_STRINGS = 16  # OpenAI allows 4; agents send more
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingLimits:
-    """What the model allows."""
+    """Limits and defaults of the model."""
 
     vocab_size: int
     context_tokens: int
@@ -43,14 +43,7 @@ def sampling_params(
         ApiError: 400 with the offending field.
     """
     defaults = limits.defaults
-    room = limits.context_tokens - num_prompt_tokens
-    if room < 1:
-        raise bad_request(
-            f"the prompt has {num_prompt_tokens} tokens; this model's context is {limits.context_tokens} "
-            "tokens, prompt and answer together",
-            param="messages" if hasattr(fields, "messages") else "prompt",
-            code="context_length_exceeded",
-        )
+    room = _room_for_answer(fields, limits, num_prompt_tokens)
     if max_tokens is not None:
         _check("max_tokens", max_tokens, 1, None)
     _check_penalties(fields)
@@ -74,10 +67,23 @@ def sampling_params(
         ),
         logit_bias=_logit_bias(fields, limits.vocab_size),
         num_logprobs=num_logprobs,
-        # a finished grammar allows only the end
+        # a finished grammar allows only stop tokens
         stop_token_ids=stops if fields.ignore_eos and constraint is None else stops | limits.stop_token_ids,
         constraint=constraint,
     )
+
+
+def _room_for_answer(fields: SamplingFields, limits: SamplingLimits, num_prompt_tokens: int) -> int:
+    """Return how many tokens the context leaves for the answer, or raise a 400 if none."""
+    room = limits.context_tokens - num_prompt_tokens
+    if room < 1:
+        raise bad_request(
+            f"the prompt has {num_prompt_tokens} tokens; this model's context is {limits.context_tokens} "
+            "tokens, prompt and answer together",
+            param="messages" if hasattr(fields, "messages") else "prompt",
+            code="context_length_exceeded",
+        )
+    return room
 
 
 def stop_strings(fields: SamplingFields) -> list[str]:
@@ -94,7 +100,7 @@ def num_choices(fields: SamplingFields) -> int:
 
 
 def num_top_logprobs(param: str, value: int | None) -> int:
-    """A count of alternatives, checked."""
+    """A number of alternatives, checked."""
     return int(_check(param, value or 0, 0, MAX_TOP_LOGPROBS))
 
 

@@ -1,8 +1,8 @@
-"""What every handler needs, as one value: engine, tokenizer, template, names and limits.
+"""What handlers need: the server's state, and the context with engine, tokenizer, template, names and limits.
 
-Decides the life of the process as clients see it (loading, ready, draining, dead). The server listens
-before the model is loaded, so that a health check can tell "starting" from "gone"; until then there is no
-`ServingContext`, and API requests get a 503.
+Decides the phases of the process as clients see them (loading, ready, draining, dead). The server listens
+before the model is loaded, so that a health check can distinguish "starting" from "gone". Until then there is
+no `ServingContext` and API requests get a 503.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingContext:
-    """A loaded model, ready to answer."""
+    """Everything a handler needs once the model is loaded."""
 
     engine: AsyncEngine
     tokenizer: Tokenizer
@@ -58,13 +58,13 @@ class ServingContext:
             raise model_not_found(name, self.model_name)
 
     def deadline_s(self) -> float:
-        """The moment, on the engine's clock, until which a request may wait for its first step."""
+        """The time, on the engine's clock, until which a request may wait for its first step."""
         return time.monotonic() + self.max_queue_s
 
 
 @dataclass(slots=True, kw_only=True)
-class Serving:
-    """The mutable state of the process: what it is doing, and the context once there is one."""
+class ServerState:
+    """The mutable state of the process: its phase, requests in flight, and the context once there is one."""
 
     phase: Phase = Phase.LOADING
     detail: str = "loading the model"
@@ -74,12 +74,12 @@ class Serving:
     started_wall_s: float = field(default_factory=time.time)
 
     def enter(self) -> None:
-        """A request began."""
+        """A request has begun."""
         self.num_in_flight += 1
         self.idle.clear()
 
     def leave(self) -> None:
-        """A request ended, by whatever way."""
+        """A request has ended, successfully or not."""
         self.num_in_flight -= 1
         if self.num_in_flight == 0:
             self.idle.set()
@@ -90,7 +90,7 @@ class Serving:
             await self.idle.wait()
 
     def ready_context(self) -> ServingContext:
-        """Return the context, or raise a 503 while requests cannot be taken."""
+        """Return the context, or raise a 503 while requests are not accepted."""
         if self.context is None or self.phase is not Phase.READY:
             raise overloaded(f"the worker is {self.phase.value}: {self.detail}", retry_after_s=2)
         return self.context
@@ -101,12 +101,12 @@ MAX_TAG_LENGTH = 128
 
 
 def tags_of(request: web.Request) -> dict[str, str]:
-    """The opaque names under which the gateway will ask what is resident; unusable ones count as absent."""
+    """The opaque names by which the gateway asks what is resident; invalid ones count as absent."""
     given = {field_name: request.headers.get(header, "") for field_name, header in TAG_HEADERS.items()}
     return {name: tag for name, tag in given.items() if 0 < len(tag) <= MAX_TAG_LENGTH}
 
 
-SERVING = web.AppKey("serving", Serving)
+SERVER_STATE = web.AppKey("server_state", ServerState)
 
 
 def context_of(request: web.Request) -> ServingContext:
@@ -115,4 +115,4 @@ def context_of(request: web.Request) -> ServingContext:
     Raises:
         ApiError: 503 while loading, draining or dead.
     """
-    return request.app[SERVING].ready_context()
+    return request.app[SERVER_STATE].ready_context()

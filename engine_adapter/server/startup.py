@@ -1,9 +1,9 @@
-"""The life of the worker process: bind, load, serve, drain, end.
+"""The worker process: bind, load, serve, drain, exit.
 
-Decides the order. The port is bound before the model is loaded, so a port in use is known at once; the
-server answers while loading, so that probes can tell "starting" from "gone". SIGTERM or SIGINT: new
-requests get a 503, running ones finish within the drain limit, exit code 0; a second signal ends at once. If
-the engine dies the process ends with code 1, for a supervisor to start it again.
+Decides the order. The port is bound before the model is loaded, so a port in use is reported at once; the
+server responds while loading, so that probes can distinguish "starting" from "gone". On SIGTERM or SIGINT new
+requests get a 503 and running ones finish within the drain limit, then the exit code is 0; a second signal
+ends the drain at once. If the engine dies, the process exits with code 1, so that a supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from engine_adapter.server.app import MAX_BODY_BYTES, build_app
 from engine_adapter.server.memory_check import RESERVE_BYTES, TooLittleMemory, available_bytes, check_memory
 from engine_adapter.server.metrics import WorkerMetrics
 from engine_adapter.server.sampling_options import SamplingLimits
-from engine_adapter.server.serving import Phase, Serving, ServingContext
+from engine_adapter.server.serving import Phase, ServerState, ServingContext
 from paged_kv.layout import parse_kv_memory
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class StartupFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What the command line says."""
+    """The settings from the command line."""
 
     host: str = "127.0.0.1"
     port: int = 8001
@@ -60,12 +60,12 @@ class ServerConfig:
     max_body_bytes: int = MAX_BODY_BYTES
     dies_with_parent: bool = False
     engine: EngineConfig = field(default_factory=EngineConfig)
-    kv_memory: str | None = None  # a size or a share of what is free beside the weights; wins over `engine`
+    kv_memory: str | None = None  # a size or a share of the memory the weights leave free; overrides `engine`
     kv_events: KVEventConfig | None = None  # None: no events are published
 
 
 def run_server(config: ServerConfig) -> int:
-    """Serve until told to stop; return the exit code.
+    """Serve until stopped; return the exit code.
 
     Raises:
         StartupFailed: port in use, no such model, too little memory.
@@ -77,7 +77,7 @@ def run_server(config: ServerConfig) -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind, not yet serve."""
+    """Bind the port; requests are served later."""
     if not 0 <= port <= 65535:
         raise StartupFailed(f"cannot listen on port {port}: choose one between 1 and 65535, or 0")
     try:
@@ -93,21 +93,21 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def die_with_parent() -> None:
-    """Ask Linux for a SIGTERM when the parent ends, so that a killed supervisor leaves no orphan."""
+    """Ask Linux for a SIGTERM when the parent ends, so that a killed supervisor leaves no worker behind."""
     parent = os.getppid()
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    if os.getppid() != parent or parent == 1:  # it died before we asked
-        raise StartupFailed("the parent process is gone")
+    if os.getppid() != parent or parent == 1:  # it ended before the call
+        raise StartupFailed("the parent process has ended")
 
 
 class WorkerServer:
-    """One run of the process. Its parts belong to one event loop."""
+    """One run of the process. Belongs to one event loop."""
 
     def __init__(self, config: ServerConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
-        self.serving = Serving()
+        self.state = ServerState()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -115,14 +115,14 @@ class WorkerServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        app = build_app(self.serving, max_body_bytes=self._config.max_body_bytes)
+        app = build_app(self.state, max_body_bytes=self._config.max_body_bytes)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         await web.SockSite(runner, self._listener).start()
         try:
             loaded = await self._first(self._load(loop), self._stop.wait())
             if not isinstance(loaded, ServingContext):
-                _leave_at_once(0)  # told to stop while loading: nothing to finish
+                _exit_at_once(0)  # stopped while loading: nothing to finish
                 return 0
             return await self._serve(loaded)
         finally:
@@ -134,27 +134,25 @@ class WorkerServer:
     async def _serve(self, context: ServingContext) -> int:
         context.engine.start()
         await self._restore_pins(context)
-        self.serving.context, self.serving.phase, self.serving.detail = context, Phase.READY, "serving"
+        self.state.context, self.state.phase, self.state.detail = context, Phase.READY, "serving"
         print(self._ready_line(context), flush=True)
         await self._first(self._stop.wait(), context.engine.when_dead.wait())
         if context.engine.when_dead.is_set():
-            self.serving.phase, self.serving.detail = Phase.DEAD, "the engine died"
+            self.state.phase, self.state.detail = Phase.DEAD, "the engine has stopped"
             logger.error("engine_dead_exiting")
             return 1
-        self.serving.phase, self.serving.detail = Phase.DRAINING, "told to stop"
-        await self._first(
-            self.serving.wait_idle(), self._hurry.wait(), timeout_s=self._config.drain_timeout_s
-        )
-        if self.serving.num_in_flight:
-            logger.warning("drain_cut_off requests=%d", self.serving.num_in_flight)
+        self.state.phase, self.state.detail = Phase.DRAINING, "finishing running requests"
+        await self._first(self.state.wait_idle(), self._hurry.wait(), timeout_s=self._config.drain_timeout_s)
+        if self.state.num_in_flight:
+            logger.warning("drain_cut_off requests=%d", self.state.num_in_flight)
         await context.engine.close()
         if context.kv_events is not None:
             await asyncio.to_thread(context.kv_events.stop)
         return 0
 
     async def _restore_pins(self, context: ServingContext) -> None:
-        """Let the engine compute the pins of the manifest before others compete for its blocks."""
-        self.serving.detail = "restoring pins"
+        """Compute the pins of the manifest before requests compete for blocks."""
+        self.state.detail = "restoring pins"
         is_restored = False
         while not is_restored and not self._stop.is_set():
             is_restored = await context.engine.call(
@@ -162,7 +160,7 @@ class WorkerServer:
             )
 
     def _load(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[ServingContext]:
-        """Load on a thread that dies with the process, because torch cannot be interrupted."""
+        """Load on a daemon thread, because torch cannot be interrupted."""
         future: asyncio.Future[ServingContext] = loop.create_future()
 
         def load() -> None:
@@ -177,14 +175,14 @@ class WorkerServer:
         return future
 
     def _report(self, line: str) -> None:
-        self.serving.detail = line
+        self.state.detail = line
         print(line, file=sys.stderr, flush=True)
 
     def _ready_line(self, context: ServingContext) -> str:
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         stats = context.engine.latest_stats
-        took_s = time.time() - self.serving.started_wall_s
+        took_s = time.time() - self.state.started_wall_s
         return (
             f"worker ready: {context.model_name} on http://{shown}:{port} "
             f"({str(self._config.engine.torch_dtype).removeprefix('torch.')}, "
@@ -193,7 +191,7 @@ class WorkerServer:
 
     @staticmethod
     async def _first(*awaitables: object, timeout_s: float | None = None) -> object:
-        """Wait for whichever comes first; return its result, or None at the limit. Cancels the others."""
+        """Wait for the first to finish; return its result, or None on timeout. Cancels the others."""
         tasks = [asyncio.ensure_future(item) for item in awaitables]  # type: ignore[call-overload]  # mixed kinds
         try:
             done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -204,7 +202,7 @@ class WorkerServer:
 
 
 def load_context(config: ServerConfig, report: object = print) -> ServingContext:
-    """Everything between a model name and an engine that can serve. Blocking.
+    """Load the model and build the engine and everything around it. Blocking.
 
     Raises:
         ModelUnusable, TooLittleMemory, ValueError: see `_startup_failure`.
@@ -244,7 +242,7 @@ def load_context(config: ServerConfig, report: object = print) -> ServingContext
 
 
 def _with_kv_memory(config: ServerConfig, directory: Path) -> EngineConfig:
-    """Settle the size of the KV memory and make sure that it fits beside the weights."""
+    """Set the size of the KV memory and check that it fits beside the weights."""
     engine = config.engine
     weight_bytes, available = _weight_bytes(directory), available_bytes(engine.device)
     if config.kv_memory is not None:
@@ -259,22 +257,22 @@ def _with_kv_memory(config: ServerConfig, directory: Path) -> EngineConfig:
 
 
 def _weight_bytes(directory: Path) -> int:
-    """Memory of the weights: they stay as wide as the files have them, whatever is computed in."""
+    """Memory of the weights: they keep the width they have in the files, whatever the compute dtype."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _startup_failure(error: Exception) -> Exception:
-    """Expected causes become one line; anything else keeps its traceback."""
+    """Turn expected errors into one line; any other keeps its traceback."""
     if isinstance(error, zmq.ZMQError):
         return StartupFailed(f"cannot publish KV events ({error}): choose another --kv-events endpoint")
     if isinstance(error, ModelUnusable | TooLittleMemory | ValueError):
         return StartupFailed(str(error))
     if isinstance(error, MemoryError):
-        return StartupFailed("too little memory for the model: lower --kv-memory or take a smaller model")
+        return StartupFailed("too little memory for the model: lower --kv-memory or use a smaller model")
     return error
 
 
-def _leave_at_once(code: int) -> None:
+def _exit_at_once(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -26,9 +26,9 @@ from engine_adapter.engine.checkpoint.model_store import prepare_model
 from engine_adapter.engine.core.config import EngineConfig
 from engine_adapter.engine.core.llm_engine import LLMEngine
 from engine_adapter.engine.kv.kv_selftest import SELFTEST_TEXTS
+from engine_adapter.engine.kv.sequence import EngineRequest
 from engine_adapter.engine.kv.tiers.tier_config import TierConfig
 from engine_adapter.engine.model.sampling import SamplingParams
-from engine_adapter.engine.scheduling.sequence import EngineRequest
 from engine_adapter.engine.text.tokenizer import load_tokenizer
 
 pytestmark = [pytest.mark.bench, pytest.mark.model]

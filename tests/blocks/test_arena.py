@@ -59,7 +59,7 @@ def test_backends_and_batches_refuse_what_does_not_fit_together() -> None:
     two_heads = KVArena.allocate(
         KVLayout(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=2, head_dim=8, dtype=KVDtype.FLOAT32)
     )
-    with pytest.raises(ValueError, match="no multiple"):
+    with pytest.raises(ValueError, match="not a multiple"):
         make_backend("torch", two_heads, num_heads=3, scale=1.0)
     for query, context, table in ((1, 5, [0]), (0, 1, [0]), (3, 2, [0])):
         with pytest.raises(ValueError, match="sequence 0"):

@@ -75,4 +75,7 @@ def test_the_largest_value_of_a_row_survives(dtype: KVDtype, values: np.ndarray)
     stored, scales = codec.encode_rows(values, dtype)
     largest = np.abs(values).max(axis=-1)
     back = np.abs(codec.decode_rows(stored, scales, dtype)).max(axis=-1)
-    assert (np.abs(back - largest) <= np.maximum(largest * 2.0**-10.9, 1.2e-7)).all()
+    tolerance = np.maximum(largest * 2.0**-10.9, 1.2e-7)
+    if dtype is KVDtype.FP8_E4M3:  # below the smallest scale, fp8 rounds the largest value like any other
+        tolerance = np.where(scales == codec.MIN_STORED_SCALE, np.maximum(tolerance, largest / 16), tolerance)
+    assert (np.abs(back - largest) <= tolerance).all()

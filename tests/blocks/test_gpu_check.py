@@ -1,12 +1,11 @@
-"""The GPU check's script works before a GPU is at hand."""
+"""The GPU check's script works without a GPU."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from paged_kv.kernels.host import missing_tool
+from kernel_tools.host import missing_tool
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "gpu_check.py"
 

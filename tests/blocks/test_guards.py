@@ -55,7 +55,7 @@ def test_a_write_to_a_free_block_is_found_when_the_block_is_taken() -> None:
 
 
 def test_a_change_of_a_sealed_block_is_found() -> None:
-    """A shared block that somebody wrote to is named by the next check."""
+    """The next check names a shared block that was written to."""
     guarded = Guarded()
     guarded.guard.taken(1)
     guarded.write(1)
@@ -66,8 +66,8 @@ def test_a_change_of_a_sealed_block_is_found() -> None:
 
 
 def test_a_free_block_cannot_be_sealed() -> None:
-    """Sealing what nobody took is a fault of the caller."""
-    with pytest.raises(BlockCorrupted, match="nobody took"):
+    """Sealing a free block is the caller's mistake."""
+    with pytest.raises(BlockCorrupted, match="sealed while it was free"):
         Guarded().guard.sealed(0)
 
 

@@ -1,4 +1,4 @@
-"""What the contract suite cannot see of the kernels: splits, every fp8 code, strides, memory errors."""
+"""What the contract suite does not cover: splits, every fp8 code, strides, memory errors."""
 
 import os
 import subprocess
@@ -11,13 +11,14 @@ import torch
 from blocks.kernel_battery import run_battery
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_tools.host import HostLauncher, make_backend_anywhere, missing_tool
 
 from paged_kv import codec, reference
 from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBackend
 from paged_kv.backends.cupy_backend import CupyBackend
 from paged_kv.backends.torch_backend import quantise_rows
 from paged_kv.batch import AttentionBatch
-from paged_kv.kernels.host import HostLauncher, missing_tool
 from paged_kv.kernels.paged_ops import PagedKernels, SplitPolicy
 from paged_kv.kernels.source import heads_per_block
 from paged_kv.layout import KVDtype, KVLayout
@@ -48,6 +49,7 @@ def test_splitting_a_context_does_not_change_the_result(num_processors: int, win
         scale=0.25,
         sliding_window=window,
         splits=SplitPolicy(num_processors=num_processors, min_split_tokens=8),
+        launcher=HostLauncher(),
     )
     rng = np.random.default_rng(0)
     tables = [list(range(70)), [71], [72, 73, 74]]
@@ -125,22 +127,24 @@ def test_every_bf16_value_is_quantised_alike_by_kernel_torch_and_numpy() -> None
 
 @needs_host_kernels
 def test_keys_cut_out_of_a_fused_projection_are_read_in_place() -> None:
-    """Rows a stride apart, or off a 16-byte border, are stored as if they were packed."""
+    """Rows a stride apart, or not 16-byte aligned, are stored as if they were packed."""
     layout = KVLayout(
         num_layers=1, num_blocks=4, block_size=4, num_kv_heads=2, head_dim=24, dtype=KVDtype.INT8
     )
     batch = AttentionBatch.build(query_lens=[7], context_lens=[7], block_tables=[[2, 1]], block_size=4)
     fused = torch.from_numpy(np.random.default_rng(0).standard_normal((7, 7 * 24 + 3)).astype(np.float32))
     stored = []
+
+    def on_host(arena: KVArena) -> AttentionBackend:
+        return make_backend_anywhere("cupy", arena, num_heads=6, scale=1.0)
+
     for start in (48, 1):  # strided only; strided and misaligned
         arena = KVArena.allocate(layout)
-        backend = CupyBackend(arena, num_heads=6, scale=1.0, sliding_window=None)
+        backend = on_host(arena)
         key = fused[:, start : start + 48].view(7, 2, 24)
         backend.write_kv(0, key, key, batch)
         packed = KVArena.allocate(layout)
-        CupyBackend(packed, num_heads=6, scale=1.0, sliding_window=None).write_kv(
-            0, key.contiguous(), key.contiguous(), batch
-        )
+        on_host(packed).write_kv(0, key.contiguous(), key.contiguous(), batch)
         np.testing.assert_array_equal(arena.storage, packed.storage)
         stored.append(arena.storage.copy())
     assert (stored[0] != stored[1]).any()
@@ -149,7 +153,7 @@ def test_keys_cut_out_of_a_fused_projection_are_read_in_place() -> None:
 SANITISED = """
 from blocks.kernel_battery import run_battery
 from blocks.test_kernels_mutants import Mutant, MutantLauncher
-from paged_kv.kernels.host import HostLauncher
+from kernel_tools.host import HostLauncher
 options = ("-fsanitize=address", "-g")
 run_battery(HostLauncher(extra_options=options))
 print("passed", flush=True)

@@ -1,15 +1,15 @@
-"""Every kernel compiles for every architecture without a GPU, and takes of it what the table says."""
+"""Every kernel compiles for every architecture without a GPU, with the registers in the table."""
 
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from kernel_tools import compile_table
+from kernel_tools.compile_table import CASES, TableCase, compiled_kernels, read_table
+from kernel_tools.host import missing_tool
 
-from paged_kv.kernels import compile_table
-from paged_kv.kernels.compile_table import CASES, TableCase, compiled_kernels, read_table
 from paged_kv.kernels.headers import cuda_include_folders
-from paged_kv.kernels.host import missing_tool
 
 pytest.importorskip("cupy")
 pytestmark = pytest.mark.skipif(not cuda_include_folders(), reason=str(missing_tool()))

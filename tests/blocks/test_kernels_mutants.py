@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 from blocks.kernel_battery import run_battery
+from kernel_tools.host import HostLauncher, KernelFault, missing_tool
 
-from paged_kv.kernels.host import HostLauncher, KernelFault, missing_tool
 from paged_kv.kernels.launcher import Argument, Shape
 from paged_kv.kernels.source import KernelSource, joined_text
 

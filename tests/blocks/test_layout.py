@@ -74,7 +74,7 @@ def test_fit_is_the_largest_number_of_blocks(layout: KVLayout, memory_bytes: int
         )
 
     if memory_bytes < layout.block_bytes:
-        with pytest.raises(ValueError, match=f"one takes {layout.block_bytes} bytes"):
+        with pytest.raises(ValueError, match=f"a KV block of {layout.block_bytes} bytes"):
             fit()
     else:
         assert fit() * layout.block_bytes <= memory_bytes < (fit() + 1) * layout.block_bytes

@@ -63,7 +63,7 @@ GOLDEN = "1fefe9181dd100342cc4ee8dca743874bc7ce2eb23e54bc67381750f2f5a1775"
 
 
 def test_names_do_not_depend_on_the_process() -> None:
-    """B63: a process with another hash seed computes the same name."""
+    """A process with another hash seed computes the same name."""
     program = (
         "from engine_adapter.engine.kv.block_hash import *;"
         "print(chain_hashes(namespace_hash(root_hash({'model': 'm', 'kv_dtype': 'fp32'}),"
@@ -99,7 +99,7 @@ def test_every_part_of_the_model_counts() -> None:
 
 
 def test_same_tokens_at_another_place_have_another_name() -> None:
-    """B63: the chain makes position and history part of the name."""
+    """The chain makes position and history part of the name."""
     namespace = namespace_hash(root_hash(PARTS))
     chain = chain_hashes(namespace, [7, 7, 7, 7, 7, 7], 2)
     assert len(set(chain)) == 3

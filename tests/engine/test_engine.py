@@ -14,14 +14,13 @@ from engine.tiny_models import TINY, generate, greedy_request, run_all, tiny_eng
 
 from engine_adapter.engine.core.config import EngineConfig, fast_dtype
 from engine_adapter.engine.core.llm_engine import LLMEngine, RequestRefused
+from engine_adapter.engine.core.model_runner import ModelRunner
 from engine_adapter.engine.kv.pins import PinSpec
 from engine_adapter.engine.kv.prefix_cache import PrefixCache
+from engine_adapter.engine.kv.sequence import EngineRequest, FinishReason
 from engine_adapter.engine.kv.tiers.tier_config import TierConfig
-from engine_adapter.engine.model.model_runner import ModelRunner
 from engine_adapter.engine.model.sampling import SamplingParams
-from engine_adapter.engine.prompt_lookup import propose_drafts
 from engine_adapter.engine.scheduling.scheduler import QueueFull
-from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason
 
 
 def tokens(length: int, seed: int = 0) -> list[int]:
@@ -81,7 +80,7 @@ def test_finish_reasons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "word"), [([], "empty"), ([1] * 32, "fit"), ([97], "outside"), ([-1], "outside")]
+    ("prompt", "word"), [([], "empty"), ([1] * 32, "at most 31"), ([97], "outside"), ([-1], "outside")]
 )
 def test_impossible_requests_are_refused_at_once(prompt: list[int], word: str) -> None:
     """What can never run raises, names the limit, and leaves nothing behind."""
@@ -181,7 +180,7 @@ def test_salts_share_nothing() -> None:
 
 
 def test_forced_hash_collisions_never_serve_foreign_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B63: with names cut to 4 bits nearly all collide; every text is still its own, misses are counted."""
+    """With names cut to 4 bits nearly all collide; every text is still its own, misses are counted."""
     import engine_adapter.engine.kv.block_hash as naming
     import engine_adapter.engine.kv.block_manager as manager
 
@@ -222,10 +221,7 @@ def test_collision_guard_is_what_protects(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("window", [None, 24])
 def test_thousand_mixed_requests_on_a_tiny_pool(window: int | None) -> None:
-    """Shared prefixes, priorities, tenants, guesses and random aborts: no leak, no hang, all add up.
-
-    Once plain, and once with a sliding window, a pin and a host tier.
-    """
+    """Shared prefixes, priorities, aborts; then with a window, a pin and a tier: no leak, all add up."""
     chance = random.Random(1)
     engine = tiny_engine(
         dataclasses.replace(TINY, num_hidden_layers=1, sliding_window=window),
@@ -233,7 +229,6 @@ def test_thousand_mixed_requests_on_a_tiny_pool(window: int | None) -> None:
         max_num_sequences=6,
         max_batch_tokens=24,
         max_prefill_tokens_beside_decodes=8,
-        num_draft_tokens=2,
         tiers=TierConfig(host_bytes=1 << 14 if window else 0),
     )
     stems = [tokens(length, seed) for seed, length in enumerate((8, 20, 30))]
@@ -331,22 +326,12 @@ def test_auto_dtype_is_native() -> None:
         {"dtype": "fp64"},
         {"kv_dtype": "int4"},
         {"pin_budget_fraction": 1.0},
-        {"num_draft_tokens": -1},
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
     """A setting that means nothing fails when it is made, not when it is used."""
     with pytest.raises(ValueError, match=next(iter(settings))):
         EngineConfig(**settings)
-
-
-def test_drafts_follow_the_latest_repetition() -> None:
-    """Guesses are what came after the last earlier copy of the newest tokens; no copy, no guess."""
-    assert propose_drafts([1, 2, 3, 4, 1, 2, 3], 2) == (4, 1)
-    assert propose_drafts([5, 6, 7, 9, 5, 6, 8, 0, 5, 6], 3) == (8, 0, 5)
-    assert propose_drafts([1, 2, 3, 4], 4) == ()
-    assert propose_drafts([1], 4) == ()
-    assert propose_drafts([1, 1, 1, 1], 1) == (1,)
 
 
 def test_tiny_model_is_small() -> None:

@@ -32,7 +32,7 @@ def test_never_seen_then_fully_cached() -> None:
 
 
 def test_difference_is_named_to_the_token() -> None:
-    """A prompt that parts from a cached one inside a block is told where."""
+    """If a prompt differs from a cached one inside a block, the position is reported."""
     engine = tiny_engine()
     cached = tokens(20)
     generate(engine, cached, 1)

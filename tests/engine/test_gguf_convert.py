@@ -267,7 +267,7 @@ def test_a_failed_download_is_one_clear_line(own_cache: Path, monkeypatch: pytes
 def test_the_command_prints_the_directory(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`python -m engine_adapter.engine.model_store` ends 0 with the path, or 2 with one line."""
+    """`python -m engine_adapter.engine.checkpoint.model_store` exits 0 with the path, or 2 with one line."""
     monkeypatch.setattr("sys.argv", ["model_store", "--model", str(source)])
     assert model_store.main() == 0
     assert Path(capsys.readouterr().out.strip()).is_dir()

@@ -1,4 +1,4 @@
-"""KV events: vLLM's bytes, a mirror that stays true, and recovery from every kind of loss."""
+"""KV events: vLLM's bytes, a mirror that stays correct, and recovery from every kind of loss."""
 
 from __future__ import annotations
 

@@ -106,5 +106,5 @@ def test_given_prompts_are_what_is_measured() -> None:
 
 def test_memory_below_one_block_is_refused() -> None:
     """Too little KV memory is one clear error at start."""
-    with pytest.raises(ValueError, match="hold no block"):
+    with pytest.raises(ValueError, match="do not hold a block"):
         LLMEngine(tiny_loaded(), EngineConfig(dtype="fp32", kv_memory_bytes=100))

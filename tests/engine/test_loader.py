@@ -88,7 +88,7 @@ def test_recommended_sampling_is_read_and_nonsense_ignored(checkpoint: Path) -> 
 
 
 def test_equal_bytes_have_equal_fingerprints(checkpoint: Path, tmp_path: Path) -> None:
-    """Two copies of a checkpoint name the same KV, wherever they lie."""
+    """Two copies of a checkpoint name the same KV, whatever their folder."""
     copy = write_tiny_checkpoint(tmp_path / "copy")
     assert load_model(checkpoint, torch.float32).fingerprint == load_model(copy, torch.float32).fingerprint
 
@@ -120,7 +120,7 @@ def test_an_unwritable_cache_does_not_prevent_loading(
 
 
 def test_a_missing_config_is_one_clear_line(tmp_path: Path) -> None:
-    """An arbitrary folder is told apart from a broken checkpoint."""
+    """An arbitrary folder is distinguished from a broken checkpoint."""
     with pytest.raises(ModelUnusable, match=r"has no config\.json"):
         load_model(tmp_path, torch.float32)
 

@@ -1,4 +1,4 @@
-"""B72: pins: budget, counts, partial truth, time to live, restart, and life beside requests."""
+"""Pins: budget, counts, partial pins, lifetime, restart, and running beside requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine_adapter.engine.core.config import EngineConfig
 from engine_adapter.engine.core.llm_engine import LLMEngine
 from engine_adapter.engine.kv.pin_manifest import read_manifest
 from engine_adapter.engine.kv.pins import PinRefused, PinSpec, PinState
-from engine_adapter.engine.scheduling.sequence import FinishReason
+from engine_adapter.engine.kv.sequence import FinishReason
 
 
 class WallClock:
@@ -62,7 +62,7 @@ def flood(engine: LLMEngine) -> None:
 
 
 def test_pin_computes_holds_and_survives_pressure() -> None:
-    """A prefix nobody sent yet is computed, pinned, and still there after floods of other prompts."""
+    """A prefix that was never sent is computed, pinned, and still there after many other prompts."""
     engine = pinned_engine()
     pin = engine.pins.pin(PinSpec(token_ids=prefix(18), name="support"))
     before = pin.state
@@ -76,7 +76,7 @@ def test_pin_computes_holds_and_survives_pressure() -> None:
 
 
 def test_resident_prefix_is_pinned_at_once() -> None:
-    """Nothing is computed for what is cached already."""
+    """Nothing is computed for what is already cached."""
     engine = pinned_engine()
     generate(engine, list(prefix(20)), 1)
     pin = engine.pins.pin(PinSpec(token_ids=prefix(16)))
@@ -99,7 +99,7 @@ def test_unpin_makes_blocks_evictable() -> None:
 
 
 def test_double_pin_needs_double_unpin() -> None:
-    """Two owners of one prefix: it stays until both have let go, and its blocks count once."""
+    """Two owners of one prefix: it stays until both unpin it, and its blocks count once."""
     engine = pinned_engine()
     first = engine.pins.pin(PinSpec(token_ids=prefix(16), owner="a"))
     second = engine.pins.pin(PinSpec(token_ids=prefix(16), owner="b"))
@@ -165,7 +165,7 @@ def test_time_to_live_runs_under_steady_reads() -> None:
     engine.tick()
     assert engine.stats().num_blocks_pinned == 0
     assert len(engine.pins.table) == 0
-    with pytest.raises(PinRefused, match="passed"):
+    with pytest.raises(PinRefused, match="lifetime has already ended"):
         engine.pins.pin(PinSpec(token_ids=prefix(16), expires_at_wall_s=clock.now_s))
 
 

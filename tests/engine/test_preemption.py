@@ -1,4 +1,4 @@
-"""What a preemption costs: the text never, and with a host tier not even the computation."""
+"""A preemption never changes the text, and with a host tier nothing is computed again."""
 
 from __future__ import annotations
 

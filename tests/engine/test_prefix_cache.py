@@ -40,7 +40,7 @@ def lookup(cache: PrefixCache, tokens: list[int]) -> list[BlockId]:
 
 
 def test_longest_prefix_stops_at_the_first_gap() -> None:
-    """With the middle block gone, what is behind it is unreachable."""
+    """Without the middle block, the blocks after it are unreachable."""
     cache = PrefixCache()
     parent = NAMESPACE
     for index in range(3):

@@ -17,10 +17,10 @@ from engine.worker_app import Worker, running_worker, sse_events
 from fakes.tiny_checkpoint import write_tiny_checkpoint
 
 from engine_adapter.engine.core.step_output import StepOutput
+from engine_adapter.engine.kv.sequence import EngineRequest
 from engine_adapter.engine.kv.tiers.tier_config import TierConfig
 from engine_adapter.engine.model import prompt_scoring
 from engine_adapter.engine.model.sampling import SamplingParams, TokenLogprobs
-from engine_adapter.engine.scheduling.sequence import EngineRequest
 
 PROMPT = random_tokens(11, 43)
 
@@ -74,8 +74,8 @@ def test_scores_are_those_of_transformers(chunk: int, rows: int, monkeypatch: py
 
 
 def test_a_cached_prompt_is_scored_by_computing_it(expected: list[TokenLogprobs]) -> None:
-    """Neither the device's cache, nor a tier, nor a copied head is used; what it computes, others reuse."""
-    engine = tiny_engine(tiers=TierConfig(host_bytes=1 << 18), min_partial_tokens=1, debug_kv_guards=True)
+    """Neither the device's cache nor a tier is used; what it computes, others reuse."""
+    engine = tiny_engine(tiers=TierConfig(host_bytes=1 << 18), debug_kv_guards=True)
     engine.tiers.loads.planner = EagerPlanner()
     text = generate(engine, PROMPT, 4)
     for clears in (False, True):
@@ -87,7 +87,7 @@ def test_a_cached_prompt_is_scored_by_computing_it(expected: list[TokenLogprobs]
         assert_close(scores_of(outputs), expected)
         engine.verify()
     again = run_all(engine, [greedy_request("again", PROMPT, 4)])["again"]
-    assert again[-1].num_cached_tokens == 42
+    assert again[-1].num_cached_tokens == 40
     engine.close()
 
 
@@ -105,9 +105,9 @@ def test_preempted_half_way_nothing_is_scored_twice(expected: list[TokenLogprobs
     assert_close(scores_of(outputs), expected)
 
 
-def test_beside_others_and_their_guesses(expected: list[TokenLogprobs]) -> None:
-    """Scored and sampled rows of one step do not mix up, also where the neighbours guess ahead."""
-    engine = tiny_engine(num_kv_blocks=256, num_draft_tokens=2, max_batch_tokens=40)
+def test_beside_others(expected: list[TokenLogprobs]) -> None:
+    """Scored and sampled rows of one step do not mix up."""
+    engine = tiny_engine(num_kv_blocks=256, max_batch_tokens=40)
     others = [greedy_request(f"o{index}", random_tokens(index, 9) * 3, 12) for index in range(3)]
     plain = {request.request_id: generate(tiny_engine(), request.prompt_token_ids, 12) for request in others}
     outputs = run_all(

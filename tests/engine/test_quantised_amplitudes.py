@@ -52,7 +52,7 @@ def decode_over(dtype: KVDtype, key: torch.Tensor, value: torch.Tensor, query: t
 def test_attention_is_close_at_every_amplitude(
     dtype: KVDtype, outlier: float, max_error: float, amplitude: float
 ) -> None:
-    """B66: tiny, large, and beyond fp8's own range, also with one channel far above the others: within the
+    """Tiny, large, and beyond fp8's own range, also with one channel far above the others: within the
     bound of unquantised KV. A scale of 1, or another block's, would be off by orders of magnitude."""
     generator = torch.Generator().manual_seed(int(amplitude * 1000) + int(outlier))
     key, value, query = (torch.randn(NUM_TOKENS, NUM_HEADS, HEAD_DIM, generator=generator) for _ in range(3))

@@ -38,7 +38,7 @@ def test_view_is_bounded_and_says_what_it_left_off() -> None:
 
 
 def test_idle_check_counts_a_lost_block(caplog: pytest.LogCaptureFixture) -> None:
-    """A block that nobody accounts for is logged and counted when the engine is idle; work goes on."""
+    """An unaccounted block is logged and counted when the engine is idle; the engine continues."""
     engine = tiny_engine()
     generate(engine, list(range(12)), 1)
     engine.tick()

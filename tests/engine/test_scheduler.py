@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine_adapter.engine.kv.block_hash import namespace_hash, root_hash
 from engine_adapter.engine.kv.block_manager import BlockManager
+from engine_adapter.engine.kv.sequence import EngineRequest, FinishReason, Sequence, Timings
 from engine_adapter.engine.model.sampling import SamplingParams, SamplingState
 from engine_adapter.engine.scheduling.scheduler import (
     QueueFull,
@@ -17,7 +18,6 @@ from engine_adapter.engine.scheduling.scheduler import (
     SchedulerConfig,
     share_prefill_budget,
 )
-from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason, Sequence, Timings
 from paged_kv.block_pool import BlockPool
 
 ROOT = root_hash({"model": "fake"})
@@ -258,7 +258,7 @@ def test_prompt_that_can_never_fit_is_ended_for_capacity() -> None:
 
 
 def test_same_prefix_is_computed_once() -> None:
-    """Requests that share a prefix somebody is computing wait for it, then reuse it."""
+    """Requests wait for a shared prefix that another request computes, then reuse it."""
     engine = FakeEngine(num_blocks=64, max_num_sequences=8)
     shared = list(range(10))
     for index in range(4):

@@ -1,4 +1,4 @@
-"""Clients that go away, engines that fail: nothing is left behind, nobody waits for ever."""
+"""Clients that disconnect, engines that fail: nothing is left behind, nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ async def test_in_flight_returns_to_zero(worker: Worker) -> None:
     await stats_until(worker.context.engine, lambda stats: stats.num_running == 1)
     writer.close()
     async with asyncio.timeout(LIMIT_S):
-        await worker.serving.wait_idle()
-    assert worker.serving.num_in_flight == 0
+        await worker.state.wait_idle()
+    assert worker.state.num_in_flight == 0
 
 
 async def test_concurrent_requests_do_not_mix(worker: Worker) -> None:

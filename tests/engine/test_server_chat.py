@@ -134,7 +134,7 @@ async def test_a_stop_token_is_counted_but_not_shown(worker: Worker) -> None:
 
 
 async def test_the_models_own_end_needs_no_asking(worker: Worker) -> None:
-    """The end-of-turn id stops a chat, unless ignore_eos is set; it shows neither way."""
+    """The end-of-turn id stops a chat, unless ignore_eos is set; it is never shown."""
     fields = {"max_tokens": 3, "logit_bias": {"257": 100}}
     ended = await (await worker.chat(**fields, ignore_eos=False)).json()
     assert ended["choices"][0]["finish_reason"] == "stop"

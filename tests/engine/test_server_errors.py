@@ -285,7 +285,7 @@ async def test_a_request_that_waits_too_long_is_a_503(checkpoint: Path) -> None:
 @pytest.mark.parametrize("phase", [Phase.LOADING, Phase.DRAINING, Phase.DEAD])
 async def test_requests_outside_the_ready_phase_are_refused(worker: Worker, phase: Phase) -> None:
     """503 with Retry-After for the API, while /live and /metrics go on."""
-    worker.serving.phase = phase
+    worker.state.phase = phase
     assert (await worker.chat()).status == 503
     assert (await worker.client.get("/ready")).status == 503
     assert (await worker.client.get("/live")).status == 200
@@ -295,10 +295,10 @@ async def test_requests_outside_the_ready_phase_are_refused(worker: Worker, phas
 
 async def test_a_bug_becomes_a_plain_500(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     """An unexpected exception is logged, and its text does not reach the client."""
-    worker.serving.context = object()  # type: ignore[assignment]  # any attribute access on it fails
+    worker.state.context = object()  # type: ignore[assignment]  # any attribute access on it fails
     response = await worker.client.get("/v1/models")
     error = await error_of(response)
     assert response.status == 500
     assert "attribute" not in error["message"]
     assert "request_failed" in caplog.text
-    worker.serving.context = worker.context
+    worker.state.context = worker.context

@@ -88,7 +88,7 @@ async def test_a_streamed_tool_call_equals_the_whole_one(worker: Worker) -> None
 
 
 async def test_tools_and_their_results_reach_the_prompt(worker: Worker) -> None:
-    """A template without tools is told in text; a finished call in the history is no error."""
+    """Without template support, tools are described in text; a finished call in the history is valid."""
     call = {"id": "c1", "type": "function", "function": {"name": "order", "arguments": '{"size": "S"}'}}
     messages = [
         {"role": "user", "content": "order one"},

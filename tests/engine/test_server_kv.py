@@ -86,7 +86,7 @@ async def test_what_cannot_be_pinned_says_why(worker: Worker) -> None:
 
 
 async def test_a_prompt_that_does_not_fit_beside_the_pins_is_a_503(checkpoint: Path) -> None:
-    """To the client and in the metrics it is neither a failure nor a queue that is too long."""
+    """For the client and in the metrics it is neither a failure nor a full queue."""
     async with running_worker(checkpoint, num_kv_blocks=16) as worker:
         made = await (await worker.client.post("/v1/kv/pins", json={"prompt": "p" * 32})).json()
         assert (await settled_pin(worker, made["id"]))["pinned_tokens"] == 32
@@ -97,7 +97,7 @@ async def test_a_prompt_that_does_not_fit_beside_the_pins_is_a_503(checkpoint: P
 
 
 async def test_a_pin_larger_than_the_budget_is_partial(worker: Worker) -> None:
-    """What is held is told truthfully."""
+    """The answer says how much is held."""
     made = await (await worker.client.post("/v1/kv/pins", json={"prompt": "y" * 400})).json()
     pin = await settled_pin(worker, made["id"])
     assert pin["state"] == "partial"

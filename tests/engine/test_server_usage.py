@@ -109,8 +109,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "guessing": {"num_draft_tokens": 3},
-    "copying": {"min_partial_tokens": 1, "kv_dtype": "int8"},
+    "quantised": {"kv_dtype": "int8"},
     "tiered": {"tiers": TierConfig(host_bytes=1 << 20)},
 }
 

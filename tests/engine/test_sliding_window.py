@@ -1,4 +1,4 @@
-"""Blocks behind a sliding window: let go, reused, evicted, forgotten with what follows; never a wrong text.
+"""Blocks that a sliding window has passed: released, reused, evicted with what follows; never a wrong text.
 
 All engines here run with the guards on: a freed block is NaN, so a layer that looked behind its window, mask
 or no mask, would be seen in the text.
@@ -23,9 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine_adapter.engine.core.llm_engine import LLMEngine
 from engine_adapter.engine.kv.pins import PinRefused, PinSpec
+from engine_adapter.engine.kv.sequence import EngineRequest
 from engine_adapter.engine.kv.tiers.tier_config import TierConfig
 from engine_adapter.engine.model.sampling import SamplingParams
-from engine_adapter.engine.scheduling.sequence import EngineRequest
 
 WINDOW = 6
 BLOCK_SIZE = 4
@@ -40,7 +40,7 @@ def windowed_engine(**settings: Any) -> LLMEngine:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[tuple[int, int], list[int]]:
-    """What an engine that caches nothing and lets go of nothing answers, case by case."""
+    """The answers of an engine that caches nothing and keeps every block, case by case."""
     engine = tiny_engine(WINDOWED, enable_prefix_caching=False)
     engine.blocks._reach_tokens = None
     return {case: generate(engine, prompt_with(*case), LONGEST) for case in CASES}
@@ -75,7 +75,7 @@ def test_a_decode_holds_its_window_and_no_more(enable_prefix_caching: bool) -> N
 
 
 def test_one_full_layer_keeps_every_block() -> None:
-    """Where any layer sees everything nothing is let go."""
+    """If any layer has full attention, no block is released."""
     mixed = dataclasses.replace(WINDOWED, full_attention_layers=frozenset({1}))
     assert mixed.reach_tokens is None
     engine = tiny_engine(mixed, debug_kv_guards=True)
@@ -233,8 +233,6 @@ class WindowsPinsAndTiers(RuleBasedStateMachine):
             num_kv_blocks=11,
             max_batch_tokens=14,
             max_num_sequences=3,
-            num_draft_tokens=1,
-            min_partial_tokens=1,
             tiers=TierConfig(host_bytes=1 << 14),
         )
         self.engine.tiers.loads.planner = EagerPlanner()

@@ -176,7 +176,7 @@ def test_after_a_restart_heads_are_not_the_first_to_go(tmp_path: Path) -> None:
 
 
 def test_files_of_another_model_are_removed(tmp_path: Path) -> None:
-    """They could only fill the space; what is no segment of ours is left alone."""
+    """They would only take space; other files are left alone."""
     tier = disk_tier(tmp_path, root=root_hash({"model": "old"}))
     append_all(tier, *chain_of(1, 3))
     tier.close()
@@ -188,7 +188,7 @@ def test_files_of_another_model_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:
-    """A second worker is told who has it and what to do; afterwards the folder is free."""
+    """A second worker gets an error that names the owner and what to do; later the folder is free."""
     tier = disk_tier(tmp_path)
     with pytest.raises(DiskTierUnusable, match=f"in use by process {os.getpid()}: give each worker"):
         disk_tier(tmp_path)
@@ -200,7 +200,7 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
 @pytest.mark.parametrize("max_bytes", [0, 100, 16_000])
 def test_too_little_space_is_refused(tmp_path: Path, max_bytes: int) -> None:
     """The message says how much one block takes."""
-    with pytest.raises(DiskTierUnusable, match="too little: one block and its file take"):
+    with pytest.raises(DiskTierUnusable, match="too small: a file with one block takes"):
         disk_tier(tmp_path, max_bytes)
 
 
@@ -240,7 +240,7 @@ def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def test_a_killed_writer_loses_nothing_it_had_written(tmp_path: Path) -> None:
-    """Killed in the middle of writing, three times: every chain it reported is there, as it was."""
+    """Killed in the middle of writing, three times: every chain it reported is there, unchanged."""
     for num_chains in (3, 11, 20):
         process = run_python(WRITE_FOR_EVER, str(tmp_path))
         assert process.stdout is not None

@@ -176,7 +176,7 @@ def test_a_preempted_sequence_comes_back_from_a_tier(tmp_path: Path) -> None:
 
 
 class SlowDisk:
-    """Stands before the disk tier's `read`: nothing arrives until told."""
+    """Wraps the disk tier's `read`: nothing arrives until released."""
 
     def __init__(self, engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_read = threading.Event()
@@ -200,7 +200,7 @@ def restarted(folder: Path, **settings: Any) -> LLMEngine:
 
 
 def test_others_go_on_while_one_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load holds up its own sequence and those that want the same prefix, nobody else; twins load once."""
+    """A load delays its own sequence and those with the same prefix, no others; twins load once."""
     engine = restarted(tmp_path)
     disk = SlowDisk(engine, monkeypatch)
     for name in ("first", "second"):
@@ -237,7 +237,7 @@ def test_aborting_a_load_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_disk_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the limit the prompt is computed, as if nothing had been there."""
+    """After the limit the prompt is computed."""
     monkeypatch.setattr(tier_loads, "LOAD_TIMEOUT_S", 0.0)
     engine = restarted(tmp_path)
     disk = SlowDisk(engine, monkeypatch)
@@ -316,7 +316,7 @@ def test_a_dropped_head_is_stored_with_the_next_block(tmp_path: Path) -> None:
 
 
 class LateEvents(BlockTransfers):
-    """Copies that are complete only when told: what a device's store stream is."""
+    """Copies that complete only when released, like those of a device's store stream."""
 
     class Event:
         def __init__(self) -> None:
@@ -337,7 +337,7 @@ class LateEvents(BlockTransfers):
 
 
 def test_a_tier_gets_no_bytes_before_their_copy_is_complete() -> None:
-    """Blocks whose copy is under way are in no tier, are not copied twice, and arrive in order."""
+    """Blocks being copied are in no tier, are not copied twice, and arrive in order."""
     engine = tiered_engine(None, 1 << 17)
     engine.tiers.stores._transfers = transfers = LateEvents()
     answer = generate(engine, PROMPT, 2)

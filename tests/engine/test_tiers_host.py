@@ -102,5 +102,5 @@ def test_a_chain_is_forgotten_from_its_tail() -> None:
 
 def test_a_tier_too_small_for_a_block_is_refused() -> None:
     """The message gives both sizes."""
-    with pytest.raises(ValueError, match="63 bytes holds no KV block: one takes 64"):
+    with pytest.raises(ValueError, match="63 bytes cannot hold a KV block of 64"):
         HostTier(max_bytes=63, block_bytes=64)

@@ -1,4 +1,4 @@
-"""A worker process that is killed and started again: its conversations are still there."""
+"""A worker process that is killed and restarted still has its conversations."""
 
 from __future__ import annotations
 

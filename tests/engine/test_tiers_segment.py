@@ -1,4 +1,4 @@
-"""A segment file: what was written is read back, and no damage to any byte is ever taken for data."""
+"""A segment file: what was written is read back, and damage to any byte is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writer's queue: bounded, head first, and never in the engine's way. And the planner's arithmetic."""
+"""The writer's queue is bounded, head first and never blocks the engine; the planner's arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine_adapter.engine.kv.tiers.tier_block import Tier, TierBlock
 
 
 class StuckTier:
-    """A disk that answers only when told to."""
+    """A disk that answers only when released."""
 
     def __init__(self, tier: DiskTier) -> None:
         self.tier = tier
@@ -60,7 +60,7 @@ def test_closing_writes_what_is_queued(tmp_path: Path) -> None:
 
 
 def test_a_stuck_disk_does_not_keep_the_worker_from_ending(tmp_path: Path) -> None:
-    """Closing gives up after its limit and gives the folder free."""
+    """Closing stops waiting after its limit and unlocks the folder."""
     stuck = StuckTier(disk_tier(tmp_path))
     writer = DiskWriter(stuck)  # type: ignore[arg-type]  # a fake
     writer.offer(*chain_of(1, 3))

@@ -93,7 +93,7 @@ def test_each_tier_has_its_own_numbers() -> None:
 
 
 def test_the_start_time_is_this_process_s() -> None:
-    """It lies in the past, changes only with the process, and is on the page."""
+    """It is in the past, changes only with the process, and is on the page."""
     started_s = process_start_wall_s()
     assert 0 < time.time() - started_s < 24 * 3600
     assert abs(process_start_wall_s() - started_s) < 2

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, made on the spot: exactness tests need a model, not its weights.
+"""Tiny random checkpoints: exactness tests need a model, not trained weights.
 
 Weights are larger than a trained model's would be, so that greedy choices are far apart and every token
 depends visibly on the whole context.
@@ -16,9 +16,9 @@ from engine_adapter.engine.core.config import EngineConfig
 from engine_adapter.engine.core.llm_engine import LLMEngine
 from engine_adapter.engine.core.step_output import StepOutput
 from engine_adapter.engine.kv.block_hash import root_hash
+from engine_adapter.engine.kv.sequence import EngineRequest
 from engine_adapter.engine.model.model_config import ModelConfig
 from engine_adapter.engine.model.sampling import SamplingParams
-from engine_adapter.engine.scheduling.sequence import EngineRequest
 
 TINY = ModelConfig(
     model_type="llama",
@@ -54,7 +54,7 @@ def tiny_loaded(config: ModelConfig = TINY, seed: int = 0) -> LoadedModel:
 
 
 def tiny_engine(model: ModelConfig = TINY, *, seed: int = 0, **settings: Any) -> LLMEngine:
-    """Return an fp32 engine of 64 blocks of 4 tokens unless told otherwise."""
+    """Return an fp32 engine, by default with 64 blocks of 4 tokens."""
     return LLMEngine(tiny_loaded(model, seed), tiny_settings(**settings))
 
 

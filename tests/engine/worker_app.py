@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from engine_adapter.engine.core.config import EngineConfig
 from engine_adapter.engine.kv.kv_event_publisher import KVEventConfig
 from engine_adapter.server.app import build_app
-from engine_adapter.server.serving import Phase, Serving, ServingContext
+from engine_adapter.server.serving import Phase, ServerState, ServingContext
 from engine_adapter.server.startup import ServerConfig, load_context
 
 MODEL = "tiny"
@@ -28,11 +28,11 @@ class Worker:
     """A running worker and a client to it."""
 
     client: TestClient[Any, Any]
-    serving: Serving
+    state: ServerState
     context: ServingContext
 
     async def chat(self, content: object = "hello", **fields: object) -> ClientResponse:
-        """Post a chat of one user message, greedy and short unless told otherwise."""
+        """Post a chat of one user message, greedy and short by default."""
         body = {
             "model": MODEL,
             "messages": [{"role": "user", "content": content}],
@@ -44,7 +44,7 @@ class Worker:
         return await self.client.post("/v1/chat/completions", json=body)
 
     async def complete(self, prompt: object = "hello", **fields: object) -> ClientResponse:
-        """Post a text completion, greedy and short unless told otherwise."""
+        """Post a text completion, greedy and short by default."""
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 5, "temperature": 0}
         body |= {"ignore_eos": True, **fields}
         return await self.client.post("/v1/completions", json=body)
@@ -68,11 +68,11 @@ async def running_worker(
         kv_events=KVEventConfig() if publishes_kv_events else None,
     )
     context = replace(load_context(config, lambda _: None), max_queue_s=max_queue_s)
-    serving = Serving(context=context, phase=Phase.READY, detail="serving")
-    server = TestServer(build_app(serving, max_body_bytes=max_body_bytes))
+    state = ServerState(context=context, phase=Phase.READY, detail="serving")
+    server = TestServer(build_app(state, max_body_bytes=max_body_bytes))
     context.engine.start()
     async with TestClient(server) as client:
-        yield Worker(client=client, serving=serving, context=context)
+        yield Worker(client=client, state=state, context=context)
     if context.engine.is_alive:
         await context.engine.call(lambda engine: engine.verify())
     await context.engine.close()

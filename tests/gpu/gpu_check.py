@@ -1,7 +1,7 @@
 """`make gpu-check`: prove the kernels on a CUDA device, then time them. Under six minutes, one script.
 
-Needs torch, cupy, numpy and pytest. Without a device it runs the CPU part (the same kernels through the host
-shim), says that nothing was measured, and exits 0 if that part passed. Results: a table on stdout and, on a
+Needs torch, cupy, numpy and pytest. Without a device it runs the CPU part (the same kernels, compiled with
+g++), says that nothing was measured, and exits 0 if that part passed. Results: a table on stdout and, on a
 device, tests/bench/results/gpu.json.
 """
 

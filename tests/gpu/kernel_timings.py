@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from gpu.stopwatch import time_calls
+from kernel_tools.host import HostLauncher
 from torch.nn.functional import scaled_dot_product_attention
 
 from paged_kv.arena import KVArena
 from paged_kv.backends.attention import AttentionBatch
 from paged_kv.backends.cupy_backend import CupyBackend
-from paged_kv.flashinfer_backend import FlashInferBackend, obstacle
 from paged_kv.kernels.paged_ops import PagedKernels
 from paged_kv.layout import KVDtype, KVLayout
 
@@ -96,7 +96,11 @@ class Case:
         )
         self.arena = KVArena.allocate(self.layout, str(device))
         self.backend = CupyBackend(
-            self.arena, num_heads=scale.num_heads, scale=scale.head_dim**-0.5, sliding_window=None
+            self.arena,
+            num_heads=scale.num_heads,
+            scale=scale.head_dim**-0.5,
+            sliding_window=None,
+            launcher=HostLauncher() if self.arena.is_host else None,
         )
         order = torch.randperm(self.layout.num_blocks).tolist()
         tables = [order[i * blocks : (i + 1) * blocks] for i in range(num_sequences)]
@@ -152,18 +156,6 @@ class Case:
             ("copy_ranges", 2 * half * self.layout.block_bytes,
              lambda i: self.kernels.copy_ranges(storage, storage, targets, sources, self.layout.block_bytes)),
         )  # fmt: skip
-        if obstacle(self.layout, str(self.device)) is None:
-            rival = FlashInferBackend(
-                self.arena, num_heads=scale.num_heads, scale=scale.head_dim**-0.5, sliding_window=None
-            )
-            cases = (
-                *cases,
-                (
-                    "flashinfer",
-                    self.layer_kv_bytes,
-                    lambda i: rival.attend(i % layers, query, new, new, self.step),
-                ),
-            )
         for name, num_bytes, call in cases:
             timing = time_calls(call, self.device, repetitions=scale.repetitions)
             floor_s = num_bytes / bandwidth

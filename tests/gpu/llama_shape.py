@@ -8,10 +8,11 @@ import time
 from dataclasses import dataclass, replace
 
 import torch
+from kernel_tools.host import make_backend_anywhere
 from torch.nn.functional import linear, rms_norm, silu
 
 from paged_kv.arena import KVArena
-from paged_kv.backends.attention import AttentionBackend, AttentionBatch, make_backend
+from paged_kv.backends.attention import AttentionBackend, AttentionBatch
 from paged_kv.layout import KVDtype, KVLayout
 
 BLOCK_SIZE = 16
@@ -131,7 +132,9 @@ class Player:
         )
         arena = KVArena.allocate(layout, str(device))
         self.layout, self.model, self.device = layout, model, device
-        self.backend = make_backend(backend, arena, num_heads=shape.num_heads, scale=shape.head_dim**-0.5)
+        self.backend = make_backend_anywhere(
+            backend, arena, num_heads=shape.num_heads, scale=shape.head_dim**-0.5
+        )
 
     def run(self, starts: list[int], length: int, first_sequence: int = 0) -> float:
         """Compute `length` random tokens of each sequence; return the seconds until the next token."""

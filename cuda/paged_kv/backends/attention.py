@@ -1,15 +1,15 @@
-"""The one interface to paged KV: write new tokens, attend over blocks, move blocks.
+"""The only interface to paged KV: write new tokens, attend over blocks, move blocks.
 
-Decision: an engine holds one `AttentionBackend` and never touches arena bytes. Every backend stores the same
+Decision: an engine uses an `AttentionBackend` and never touches arena bytes. Every backend stores the same
 bytes for the same input (bit-exact, `codec` is the oracle), so blocks written by one can be read by another,
-by a tier or by a later process. Invariants that every backend keeps, proven by one contract suite:
+by a tier or by a later process. Invariants of every backend, tested by one contract suite:
 
-- a slot outside a sequence's context never reaches its result, whatever it holds (NaN included);
-- the result of a sequence depends on how it was chunked or batched only by float32 rounding;
-- with a KV type other than the query's, new tokens too are read back from their blocks, so that a prefix that
-  was found in the cache and one that was just computed give the same attention.
+- a slot outside a sequence's context never affects its result, whatever it contains (NaN included);
+- chunking and batching change a sequence's result only by float32 rounding;
+- if the KV type differs from the query's, new tokens are also read back from their blocks, so that a cached
+  prefix and one that was just computed give the same attention.
 
-This module imports no torch and no CuPy; a backend does when it is made.
+This module imports neither torch nor CuPy; a backend does when it is created.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKEND_NAMES", "AttentionBackend", "AttentionBatch", "make_backend"]
 
-BACKEND_NAMES = ("reference", "torch", "cupy", "flashinfer")
+BACKEND_NAMES = ("reference", "torch", "cupy")
 
 
 class AttentionBackend(Protocol):
-    """Paged attention over one arena. One step runs on one thread; all work is on torch's current stream."""
+    """Paged attention over one arena. A step runs on one thread, all work on torch's current stream."""
 
     def write_kv(self, layer: int, key: "torch.Tensor", value: "torch.Tensor", batch: AttentionBatch) -> None:
         """Store this step's keys and values (num_tokens, num_kv_heads, head_dim) at the batch's slots.
@@ -44,12 +44,9 @@ class AttentionBackend(Protocol):
     ) -> "torch.Tensor":
         """Causal attention: query (num_tokens, num_heads, head_dim) -> the same shape and dtype.
 
-        `key` and `value` are what `write_kv` was given for this layer; a prompt with no earlier context may
+        `key` and `value` are those passed to `write_kv` for this layer; a prompt without earlier context may
         be computed from them without reading its blocks.
         """
-
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy blocks (source, destination) in all layers. All sources are read before any write."""
 
     def read_blocks(self, block_ids: list[int], out: "torch.Tensor") -> None:
         """Copy blocks to host memory (len(block_ids), block_bytes) uint8, rows packed; one launch for all.
@@ -59,25 +56,16 @@ class AttentionBackend(Protocol):
         """
 
     def write_blocks(self, block_ids: list[int], data: "torch.Tensor") -> None:
-        """Changes: the blocks, to host rows that `read_blocks` of any backend with this layout made."""
+        """Write host rows that `read_blocks` of any backend with this layout made. Changes: the blocks."""
 
     def read_block(self, block_id: int) -> bytes:
         """Return one block's bytes, all layers, scales included; waits for the device."""
 
     def write_block(self, block_id: int, data: bytes) -> None:
-        """Changes: one block, to the bytes `read_block` of any backend with this layout returned."""
+        """Write the bytes that `read_block` of any backend with this layout returned. Changes: one block."""
 
     def checksum(self, block_id: int) -> int:
-        """Return `reference.checksum` of one block, computed where the block lies."""
-
-
-def automatic_backend(arena: KVArena) -> str:
-    """Return what `auto` means: torch on a CPU; on a GPU FlashInfer if it can serve, else our kernels."""
-    if not arena.device.startswith("cuda"):
-        return "torch"
-    from paged_kv.flashinfer_backend import obstacle
-
-    return "flashinfer" if obstacle(arena.layout, arena.device) is None else "cupy"
+        """Return `reference.checksum` of one block, computed in place."""
 
 
 def make_backend(
@@ -91,17 +79,17 @@ def make_backend(
     """Return the named backend over an arena.
 
     Args:
-        name: one of BACKEND_NAMES, or "auto". "cupy" on a host arena runs the kernels through g++: for tests.
+        name: one of BACKEND_NAMES, or "auto": torch on a host arena, cupy on a device.
         num_heads: query heads, a multiple of the layout's KV heads.
         scale: multiplies the scores, usually head_dim ** -0.5.
         sliding_window: each token sees itself and the `sliding_window - 1` tokens before it; None means all.
     """
     if num_heads % arena.layout.num_kv_heads:
-        raise ValueError(f"{num_heads} query heads are no multiple of {arena.layout.num_kv_heads} KV heads")
+        raise ValueError(f"num_heads {num_heads} is not a multiple of {arena.layout.num_kv_heads} KV heads")
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window must be at least 1 or None, got {sliding_window}")
     if name == "auto":
-        name = automatic_backend(arena)
+        name = "torch" if arena.is_host else "cupy"
     if name == "reference":
         from paged_kv.backends.reference_backend import ReferenceBackend
 
@@ -114,9 +102,5 @@ def make_backend(
         from paged_kv.backends.cupy_backend import CupyBackend
 
         return CupyBackend(arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window)
-    if name == "flashinfer":
-        from paged_kv.flashinfer_backend import FlashInferBackend
-
-        return FlashInferBackend(arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window)
     known = ", ".join(BACKEND_NAMES)
     raise ValueError(f"unknown attention backend {name!r}: choose auto or one of {known}")

@@ -1,10 +1,9 @@
-"""Paged attention with our own kernels: written for a GPU, proven on a CPU through the same files.
+"""Paged attention with our own CUDA kernels.
 
-Decisions: a sequence with at most MAX_DECODE_TOKENS new tokens (decoding, drafts to verify) is attended by
-the decode kernel, one row per token, straight from its blocks; longer ones are gathered once and handed to
-torch's SDPA, whose tensor-core kernels no plain kernel reaches. Copies whose sources are also destinations
-go through a scratch buffer. On a host arena the kernels run through the shim, for tests only. Invariants:
-see `attention`.
+Decisions: a sequence with at most MAX_DECODE_TOKENS new tokens (a decode, the end of a prompt) is attended
+by the decode kernel, one row per token, straight from its blocks. Longer ones are gathered once and passed
+to torch's SDPA, whose tensor-core kernels no plain kernel can match. The launcher decides where the kernels
+run; tests pass one that runs the same files on the CPU. Invariants: see `attention`.
 """
 
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from paged_kv.arena import KVArena, check_rows
 from paged_kv.backends.torch_backend import attend_prefill, storage_dtype
 from paged_kv.backends.torch_plan import Prefill, plan_prefill
 from paged_kv.batch import AttentionBatch
+from paged_kv.kernels.device import DeviceLauncher
 from paged_kv.kernels.launcher import Launcher
 from paged_kv.kernels.paged_ops import DecodeRows, PagedKernels, SplitPolicy
 
@@ -31,7 +31,7 @@ class _Step:
 
 
 class CupyBackend:
-    """AttentionBackend over our kernels. Keeps the step derived from the batch it saw last."""
+    """AttentionBackend over our kernels. Keeps what it derived from the latest batch."""
 
     def __init__(
         self,
@@ -43,14 +43,27 @@ class CupyBackend:
         launcher: Launcher | None = None,
         splits: SplitPolicy | None = None,
     ) -> None:
+        """Compile nothing yet: that happens at the first launch.
+
+        Args:
+            launcher: runs the kernels; None: on the arena's CUDA device.
+
+        Raises:
+            ValueError: no launcher for an arena in host memory.
+        """
+        if launcher is None and arena.is_host:
+            raise ValueError("the cupy backend needs a CUDA device: choose torch, or --device cuda:0")
         self._arena = arena
         self._layout = arena.layout
         self._scale = scale
         self._sliding_window = sliding_window
         self._bytes = arena.tensor()
-        chosen, num_processors = _launcher_for(self._bytes.device)
+        num_processors = 1
+        if launcher is None:
+            launcher = DeviceLauncher(self._bytes.device)
+            num_processors = launcher.num_processors
         self.kernels = PagedKernels(
-            launcher or chosen,
+            launcher,
             self._bytes,
             arena.layout,
             num_heads=num_heads,
@@ -105,22 +118,8 @@ class CupyBackend:
             prefills=prefills,
         )
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """See AttentionBackend."""
-        if not pairs:
-            return
-        block_bytes = self._layout.block_bytes
-        sources, targets = (torch.tensor(pairs, device=self._bytes.device) * block_bytes).T.contiguous()
-        if {source for source, _ in pairs}.isdisjoint(target for _, target in pairs):
-            self.kernels.copy_ranges(self._bytes, self._bytes, targets, sources, block_bytes)
-            return
-        scratch = torch.empty(len(pairs) * block_bytes, dtype=torch.uint8, device=self._bytes.device)
-        places = torch.arange(len(pairs), device=self._bytes.device) * block_bytes
-        self.kernels.copy_ranges(scratch, self._bytes, places, sources, block_bytes)
-        self.kernels.copy_ranges(self._bytes, scratch, targets, places, block_bytes)
-
     def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
-        """See AttentionBackend. Gathers on the device, then leaves the way to the host to the copy engine."""
+        """See AttentionBackend. Gathers on the device; the copy engine then transfers to the host."""
         check_rows(self._layout, block_ids, out)
         scratch, rows, blocks = self._transfer_places(block_ids)
         self.kernels.copy_ranges(scratch, self._bytes, rows, blocks, self._layout.block_bytes)
@@ -155,7 +154,7 @@ class CupyBackend:
 
 
 def _decode_rows(batch: AttentionBatch, indices: list[int], device: torch.device) -> DecodeRows:
-    """Make one row of every new token of the given sequences."""
+    """Return one row per new token of the given sequences."""
     starts = batch.query_starts
     token_rows: list[int] = []
     lengths: list[int] = []
@@ -166,7 +165,7 @@ def _decode_rows(batch: AttentionBatch, indices: list[int], device: torch.device
         lengths += range(batch.context_lens[index] - query + 1, batch.context_lens[index] + 1)
         tables += [table] * query
     width = max(len(table) for table in tables)
-    # The padding is never read: a row's reads end at its own length.
+    # The padding is never read: each row is read up to its own length.
     padded = [table + [0] * (width - len(table)) for table in tables]
 
     def on_device(values: list[int] | list[list[int]]) -> torch.Tensor:
@@ -178,15 +177,3 @@ def _decode_rows(batch: AttentionBatch, indices: list[int], device: torch.device
         context_lens=on_device(lengths),
         max_context_len=max(lengths),
     )
-
-
-def _launcher_for(device: torch.device) -> tuple[Launcher, int]:
-    """Return what runs kernels on a device, and its number of processors."""
-    if device.type == "cuda":
-        from paged_kv.kernels.device import DeviceLauncher
-
-        launcher = DeviceLauncher(device)
-        return launcher, launcher.num_processors
-    from paged_kv.kernels.host import HostLauncher
-
-    return HostLauncher(), 1

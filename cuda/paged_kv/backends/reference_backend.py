@@ -1,4 +1,4 @@
-"""The oracle behind the backend interface: numpy on a host arena, for proofs and never for serving."""
+"""The oracle as a backend: numpy on a host arena, for tests, not for serving."""
 
 import numpy as np
 import torch
@@ -55,10 +55,6 @@ class ReferenceBackend:
             sliding_window=self._sliding_window,
         )
         return torch.from_numpy(out).to(dtype=query.dtype, device=query.device)
-
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """See AttentionBackend."""
-        reference.copy_blocks(self._bytes, self._layout, pairs)
 
     def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
         """See AttentionBackend."""

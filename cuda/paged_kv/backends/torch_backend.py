@@ -1,10 +1,10 @@
 """Paged attention in torch operations: gather whole tiles, then SDPA. Runs on a CPU and on any torch device.
 
 Decisions, each measured on a CPU: whole tiles are gathered with one `index_select` over contiguous rows
-(single tokens cost a third more at 2k context); at decode the query heads that share a KV head become the
-query length, so KV is never repeated; where the compiled kernels serve (fp32 on a CPU, one thread), nothing
-is gathered at all; elsewhere a fresh prompt uses the keys and values at hand; masks are additive in the
-query's dtype and made once per step. Invariants: see `attention`.
+(single tokens cost a third more at 2k context); when decoding, the query heads that share a KV head become
+the query length, so KV is never repeated; where the compiled kernels can run (fp32 on a CPU, one thread),
+nothing is gathered; otherwise a prompt without earlier context uses the keys and values that were passed in;
+masks are additive in the query's dtype and built once per step. Invariants: see `attention`.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from paged_kv.arena import KVArena, check_rows
 from paged_kv.backends.torch_plan import DecodeGroup, Prefill, StepPlan, plan_step
 from paged_kv.batch import AttentionBatch
 from paged_kv.codec import MAX_STORED_SCALE, MIN_STORED_SCALE, SCALE_UNIT
-from paged_kv.cpu.cpu_attention import NativeDecode
+from paged_kv.cpu.cpu_attention import CPUAttention
 from paged_kv.layout import SCALE_BYTES, KVDtype, KVLayout
 
 _STORED = {
@@ -32,7 +32,7 @@ def quantise_rows(rows: torch.Tensor, dtype: KVDtype) -> tuple[torch.Tensor, tor
     """Return stored bytes (uint8) and scales (fp16) of rows (..., head_dim), as `codec.encode_rows` does."""
     rows = rows.float()
     magnitude = torch.where(rows.isfinite(), rows, 0.0).abs()
-    # A tensor divides; a Python number would be turned into its reciprocal, which rounds differently.
+    # A tensor is divided by; torch replaces a Python number by its reciprocal, which rounds differently.
     limit = torch.full((), dtype.max_magnitude, device=rows.device)
     scales = (magnitude.amax(-1) / limit / float(SCALE_UNIT)).clamp(
         float(MIN_STORED_SCALE), float(MAX_STORED_SCALE)
@@ -48,14 +48,14 @@ def quantise_rows(rows: torch.Tensor, dtype: KVDtype) -> tuple[torch.Tensor, tor
 def fp8_to_float(stored: torch.Tensor) -> torch.Tensor:
     """Decode E4M3 bytes (uint8) to float32, times 2**-8, the unit of stored scales.
 
-    An fp8 code is an fp16 number with one exponent bit and seven fraction bits fewer: moved into place it is
-    the value times 2**(7 - 15), exactly, subnormals included. On a CPU this takes 0.67 ns a value, torch's
-    own conversion 6.05. The two NaN codes would read as 480; rows never hold them, and a poisoned row's scale
-    is NaN.
+    An fp8 code is an fp16 number with one exponent bit and seven fraction bits fewer: shifted into place it
+    is exactly the value times 2**(7 - 15), subnormals included. On a CPU this takes 0.67 ns per value,
+    torch's own conversion 6.05. The two NaN codes would read as 480; rows never contain them, and a poisoned
+    row's scale is NaN.
     """
     bits = stored.view(torch.int8).to(torch.int16)
     bits <<= 7
-    bits &= ~0x4000  # sign extension has doubled the sign into the highest exponent bit
+    bits &= ~0x4000  # sign extension has copied the sign into the highest exponent bit
     return bits.view(torch.float16).to(torch.float32)
 
 
@@ -64,12 +64,12 @@ def attend_prefill(
 ) -> torch.Tensor:
     """Attend query (num_tokens, num_heads, head_dim) over keys and values (kv_heads, kv_tokens, head_dim).
 
-    Without a mask, attention is causal and the last query is at the last key.
+    Without a mask, attention is causal and the last query is aligned with the last key.
     """
     num_tokens, num_kv_tokens = query.shape[0], keys.shape[1]
     is_square = num_tokens == num_kv_tokens
     if mask is None and not is_square:
-        # Only a GPU comes here; the import brings torch's compiler: 2 s and 100 MB that a CPU shall not pay.
+        # Only on a GPU. The import loads torch's compiler: 2 s and 100 MB that a CPU worker does not need.
         from torch.nn.attention.bias import causal_lower_right
 
         mask = causal_lower_right(num_tokens, num_kv_tokens)
@@ -94,12 +94,12 @@ def _suits_native(tensor: torch.Tensor) -> bool:
 
 
 def storage_dtype(layout: KVLayout) -> torch.dtype:
-    """Return the torch type in which a layout stores values."""
+    """Return the torch type of a layout's stored values."""
     return _STORED[layout.dtype]
 
 
 class TorchBackend:
-    """AttentionBackend in torch. Keeps the plan of the batch it saw last."""
+    """AttentionBackend in torch. Keeps the plan of the latest batch."""
 
     def __init__(self, arena: KVArena, *, num_heads: int, scale: float, sliding_window: int | None) -> None:
         layout = arena.layout
@@ -118,9 +118,9 @@ class TorchBackend:
             self._rows = self._rows.view(self._stored_dtype)
         scales_end = layout.tile_data_bytes + layout.block_size * SCALE_BYTES
         self._scale_bytes = slice(layout.tile_data_bytes, scales_end)
-        self._native: NativeDecode | None = None
-        if NativeDecode.serves(layout, self._bytes.device):
-            self._native = NativeDecode(self._tiles, layout, group=self._group, scale=scale)
+        self._native: CPUAttention | None = None
+        if CPUAttention.serves(layout, self._bytes.device):
+            self._native = CPUAttention(self._tiles, layout, group=self._group, scale=scale)
         self._planned: tuple[AttentionBatch, torch.dtype, StepPlan] | None = None
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
@@ -146,7 +146,7 @@ class TorchBackend:
         """See AttentionBackend."""
         plan = self._plan(batch, query)
         native = plan.native_decode
-        if not plan.prefills and not plan.native_prefills:  # the common step: rows are already in order
+        if not plan.prefills and not plan.native_prefills:  # only decodes: rows are already in order
             if native is not None:
                 assert self._native is not None
                 return self._native.attend(layer, query, native)
@@ -195,7 +195,7 @@ class TorchBackend:
         return attend_prefill(query, keys, values, prefill.mask, scale=self._scale)
 
     def _gather(self, layer: int, tile_rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the tiles' values (num_tiles * block_size, head_dim) in `dtype`: a copy, free to change."""
+        """Return a copy of the tiles' values (num_tiles * block_size, head_dim) in `dtype`."""
         layout = self._layout
         tiles = self._tiles.index_select(0, tile_rows + layer * layout.tiles_per_layer)
         if not layout.dtype.is_quantised:
@@ -230,21 +230,14 @@ class TorchBackend:
         tiles = self._bytes.view(self._layout.num_tiles, self._layout.tile_bytes)
         return tiles[:, self._scale_bytes].view(torch.float16)
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """See AttentionBackend."""
-        # Row by row, here and below: index_copy_ of bytes takes nine times as long as a memory copy of each.
-        sources = [self._blocks[source].clone() for source, _ in pairs]
-        for data, (_, destination) in zip(sources, pairs, strict=True):
-            self._blocks[destination].copy_(data)
-
     def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
-        """See AttentionBackend. On a device a copy for each block."""
+        """See AttentionBackend. One copy per block: `index_copy_` of bytes takes nine times as long."""
         check_rows(self._layout, block_ids, out)
         for row, block_id in zip(out, block_ids, strict=True):
             row.copy_(self._blocks[block_id], non_blocking=True)
 
     def write_blocks(self, block_ids: list[int], data: torch.Tensor) -> None:
-        """See AttentionBackend. On a device a copy for each block."""
+        """See AttentionBackend. One copy per block."""
         check_rows(self._layout, block_ids, data)
         for row, block_id in zip(data, block_ids, strict=True):
             self._blocks[block_id].copy_(row, non_blocking=True)

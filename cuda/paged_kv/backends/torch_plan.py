@@ -1,17 +1,17 @@
-"""What the torch backend derives from a batch once per step: gather indices, masks, tails.
+"""What the torch backend computes from a batch once per step: gather indices, masks, tail rows.
 
-A batch is cut into work of two kinds, so that no work is padded to more than twice its size:
+A batch is split into two kinds of work, so that nothing is padded to more than twice its size:
 
-- decode groups: sequences with one new token, padded to the longest of the group; a group holds sequences
+- decode groups: sequences with one new token, padded to the longest of the group; a group has sequences
   whose block counts round up to the same power of two;
-- prefills: each sequence with several new tokens alone, unpadded.
+- prefills: each sequence with several new tokens separately, unpadded.
 
-Where the compiled kernels serve, they take all sequences with one new token together, and each with several
-alone: they pad nothing and need neither gather indices nor masks.
+Where the compiled kernels can run, they process all sequences with one new token together and each of the
+others separately; they need no padding, no gather indices and no masks.
 
-Tile rows are for layer 0; a layer adds `layer * tiles_per_layer`. Invariant: every row of a decode group at
-or past a sequence's end is listed in `tail_rows`, so the backend can zero what it gathered there: a weight of
-zero does not silence a NaN.
+Tile rows are for layer 0; a layer adds `layer * tiles_per_layer`. Invariant: `tail_rows` lists every row of a
+decode group at or past a sequence's end, so that the backend can zero what it gathered there: a weight of
+zero does not cancel a NaN.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_kv.batch import AttentionBatch
-from paged_kv.cpu.cpu_attention import NativeDecode, NativeDecodePlan, NativePrefillPlan
+from paged_kv.cpu.cpu_attention import CPUAttention, CPUDecodePlan, CPUPrefillPlan
 from paged_kv.layout import KVLayout
 
 
@@ -41,7 +41,7 @@ class Prefill:
 
     start: int
     stop: int
-    is_fresh: bool  # nothing before the new tokens: their keys and values are at hand
+    is_fresh: bool  # no earlier context: all keys and values are those of the new tokens
     num_kv_tokens: int  # from the first block gathered to the end of the context
     tile_rows: torch.Tensor  # (2 * num_kv_heads * blocks,) int64
     mask: torch.Tensor | None  # (query, num_kv_tokens) additive; None means causal, aligned at the end
@@ -55,9 +55,9 @@ class StepPlan:
     write_tiles: torch.Tensor  # (num_tokens, num_kv_heads) int64: of every head
     write_offsets: torch.Tensor  # (num_tokens, 1) int64: row inside the tile
     decode_groups: list[DecodeGroup]
-    native_decode: NativeDecodePlan | None  # instead of groups
+    native_decode: CPUDecodePlan | None  # instead of groups
     prefills: list[Prefill]
-    native_prefills: list[tuple[slice, NativePrefillPlan]]  # instead of prefills: rows of the step's query
+    native_prefills: list[tuple[slice, CPUPrefillPlan]]  # instead of prefills: rows of the step's query
 
 
 def _tile_rows(layout: KVLayout, tables: list[list[int]]) -> torch.Tensor:
@@ -83,7 +83,7 @@ def _plan_decode_group(
         skipped = batch.first_block(index, window)
         tables.append(batch.used_blocks(index)[skipped:])
         lengths.append(batch.context_lens[index] - skipped * layout.block_size)
-        # Within the first block gathered, the window may begin later than the block does.
+        # The window may begin inside the first gathered block.
         hidden.append(0 if window is None else max(0, lengths[-1] - window))
     num_blocks = max(len(table) for table in tables)
     tables = [table + table[:1] * (num_blocks - len(table)) for table in tables]
@@ -117,7 +117,7 @@ def plan_prefill(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Prefill:
-    """Plan one sequence with several new tokens. A GPU's SDPA needs no mask where plain causality holds."""
+    """Plan one sequence with several new tokens. On a GPU, SDPA needs no mask for plain causality."""
     query, context = batch.query_lens[index], batch.context_lens[index]
     skipped = batch.first_block(index, window)
     num_kv_tokens = context - skipped * layout.block_size
@@ -149,13 +149,13 @@ def plan_step(
     sliding_window: int | None,
     dtype: torch.dtype,
     device: torch.device,
-    native: NativeDecode | None = None,
+    native: CPUAttention | None = None,
 ) -> StepPlan:
-    """Derive a step's plan for queries of `dtype`, with all tensors on `device`."""
+    """Plan a step for queries of `dtype`, with all tensors on `device`."""
     groups: dict[int, list[int]] = {}
     decodes = [index for index, query in enumerate(batch.query_lens) if query == 1] if native else []
     prefills: list[Prefill] = []
-    native_prefills: list[tuple[slice, NativePrefillPlan]] = []
+    native_prefills: list[tuple[slice, CPUPrefillPlan]] = []
     starts = batch.query_starts
     for index, query in enumerate(batch.query_lens):
         if query == 1 and native is not None:

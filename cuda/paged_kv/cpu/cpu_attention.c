@@ -2,12 +2,12 @@
  * keys and values.
  *
  * For each sequence and KV head: the scores of the query heads that share it against every visible position,
- * their softmax, then the weighted sum of the values, each tile read once per pass where it lies. A gathered
- * copy would be written and read again: three times the traffic of what is bound by memory.
- * Several new tokens of one sequence are bound by arithmetic instead: six rows (a query head of a token each) by
+ * their softmax, then the weighted sum of the values, each tile read once per pass, in place. A gathered
+ * copy would be written and read again: three times the traffic of a computation that memory limits.
+ * Several new tokens of one sequence are limited by arithmetic instead: six rows (a query head of a token each) by
  * sixteen positions, then by sixteen values, are summed in registers. A row's result has the same bits however its
  * prompt was cut: each of its sums runs over its own positions in their order.
- * Positions outside [first, length) are never read, so whatever they hold cannot matter.
+ * Positions outside [first, length) are never read, so their content cannot matter.
  * Proven against `reference` by the contract tests of the backends.
  */
 #include <math.h>
@@ -185,7 +185,7 @@ INLINE void multiply(const float *rows, long stride, const float *panel, long pa
 }
 
 /* BLOCK_ROWS rows of query, the first of them for `row` of the sequence, over positions first..end-1, which the
- * last of them sees. Rows past `num_rows` are zero and nobody reads their results. */
+ * last of them sees. Rows past `num_rows` are zero and their results unused. */
 static void attend_rows(const struct prompt *p, const float *query, long row, long num_rows, long num_tokens,
                         float *scores, float *out) {
     const struct shape *s = p->shape;

@@ -1,8 +1,8 @@
-"""The compiled attention for fp32 KV on a host, and its writes, as functions of tensors (see the .c).
+"""Compiled attention and KV writes for fp32 KV on a host, as functions of tensors (see the .c file).
 
-Decides where it serves: one torch thread, fp32 KV and queries, heads of whole vectors (prompts: of two). It
-knows tiles, sequences with one new token together, and one sequence with several. Its plan of a step is
-shared by all layers.
+Decides where it can run: one torch thread, fp32 KV and queries, a head size that is a multiple of the vector
+length (for prompts, of twice that). It attends sequences with one new token together, and others one by one.
+All layers share its plan of a step.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ class _Shape(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativeDecodePlan:
+class CPUDecodePlan:
     """Sequences with one new token each."""
 
     token_rows: torch.Tensor  # (sequences,) int64: rows of the step's query
@@ -46,7 +46,7 @@ class NativeDecodePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativePrefillPlan:
+class CPUPrefillPlan:
     """One sequence with several new tokens."""
 
     blocks: torch.Tensor  # (blocks,) int64
@@ -55,12 +55,12 @@ class NativePrefillPlan:
     scratch: torch.Tensor
 
 
-class NativeDecode:
-    """The opened kernel over one arena, given as its tiles `(num_tiles, values)` fp32."""
+class CPUAttention:
+    """The loaded kernels over one arena, given as its tiles `(num_tiles, values)` fp32."""
 
     def __init__(self, tiles: torch.Tensor, layout: KVLayout, *, group: int, scale: float) -> None:
         library = native_library(SOURCE)
-        assert library is not None, "ask `serves` first"
+        assert library is not None, "check `serves` first"
         self._function = library.homing_paged_decode
         self._function.restype = None
         self._function.argtypes = [
@@ -75,7 +75,7 @@ class NativeDecode:
         self._write = library.homing_write_rows
         self._write.restype = None
         self._write.argtypes = [_pointer, _long, _long, _pointer, _pointer, _pointer, _pointer]
-        self._tiles = tiles  # held: the addresses below lie in it
+        self._tiles = tiles  # keeps the memory alive: the addresses below point into it
         self._first_tiles = [
             tuple(
                 tiles.data_ptr()
@@ -91,26 +91,26 @@ class NativeDecode:
 
     @staticmethod
     def serves(layout: KVLayout, device: torch.device) -> bool:
-        """Whether this arena can be attended by the kernel on this machine."""
+        """Whether the kernels support this arena on this machine."""
         is_plain = layout.dtype is KVDtype.FLOAT32 and layout.head_dim % LANES == 0
         return is_plain and device.type == "cpu" and native_library(SOURCE) is not None
 
-    def plan(self, batch: AttentionBatch, members: Sequence[int], window: int | None) -> NativeDecodePlan:
-        """Derive what all layers share for these sequences of the batch."""
+    def plan(self, batch: AttentionBatch, members: Sequence[int], window: int | None) -> CPUDecodePlan:
+        """Compute what all layers share for these sequences of the batch."""
         lengths = [batch.context_lens[index] for index in members]
         firsts = [0 if window is None else max(0, length - window) for length in lengths]
         tables = [batch.used_blocks(index) for index in members]
         columns = max(map(len, tables))
         longest = max(length - first for first, length in zip(firsts, lengths, strict=True))
         starts = batch.query_starts
-        return NativeDecodePlan(
+        return CPUDecodePlan(
             token_rows=torch.tensor([starts[index] for index in members]),
             blocks=torch.tensor([table + [0] * (columns - len(table)) for table in tables]),
             visible=torch.tensor([firsts, lengths]),
             scores=torch.empty(GROUP, -(-longest // LANES) * LANES),
         )
 
-    def attend(self, layer: int, query: torch.Tensor, plan: NativeDecodePlan) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, plan: CPUDecodePlan) -> torch.Tensor:
         """Attend query (sequences, num_heads, head_dim), which may be a view, over the blocks."""
         query = query.contiguous()
         out = torch.empty_like(query)
@@ -124,24 +124,24 @@ class NativeDecode:
         )
         return out
 
-    def plan_prefill(self, batch: AttentionBatch, index: int, window: int | None) -> NativePrefillPlan:
-        """Derive what all layers share for one sequence of the batch."""
+    def plan_prefill(self, batch: AttentionBatch, index: int, window: int | None) -> CPUPrefillPlan:
+        """Compute what all layers share for one sequence of the batch."""
         context, query = batch.context_lens[index], batch.query_lens[index]
         window = context if window is None else window
         num_visible = context - max(0, context - query + 1 - window)
         num_positions = -(-num_visible // PANEL) * PANEL
         head_dim = self._shape.head_dim
         num_floats = num_positions * head_dim + BLOCK_ROWS * (num_positions + LANES + 2 * head_dim)
-        return NativePrefillPlan(
+        return CPUPrefillPlan(
             blocks=torch.tensor(batch.used_blocks(index)),
             num_context_tokens=context,
             window=window,
             scratch=torch.empty(num_floats),
         )
 
-    def attend_prefill(self, layer: int, query: torch.Tensor, plan: NativePrefillPlan) -> torch.Tensor:
+    def attend_prefill(self, layer: int, query: torch.Tensor, plan: CPUPrefillPlan) -> torch.Tensor:
         """Attend query (num_tokens, num_heads, head_dim), which may be a view, over the blocks."""
-        if query.stride()[1:] != (query.shape[2], 1):  # the kernel steps over tokens, not over heads
+        if query.stride()[1:] != (query.shape[2], 1):  # only the token stride is free
             query = query.contiguous()
         out = torch.empty(query.shape)
         self._prefill(

@@ -1,10 +1,10 @@
-"""Compiles our C sources for this processor, once per machine, and opens them with ctypes.
+"""Compiles our C sources for this processor, once per machine, and loads them with ctypes.
 
 Decisions: C with the compilers' vector extensions, so one source serves x86-64 (AVX2) and ARM; a fixed target
-instead of `-march=native`, so a library is right on every machine that `is_supported` lets it run on and an
-image can bring it along (`python -m paged_kv.kernels.native FOLDER SOURCE...`, found through
-`$HOMING_NATIVE_KERNELS`). Whoever calls has a slower way in torch: without a compiler, on another processor,
-or with `HOMING_NATIVE_KERNELS=off`, the answer is None, said once in the log.
+instead of `-march=native`, so that a library runs on every machine that `is_supported` accepts and an image
+can contain it (`python -m paged_kv.cpu.native FOLDER SOURCE...`, found through `$HOMING_NATIVE_KERNELS`).
+Callers fall back to slower torch code: without a compiler, on another processor, or with
+`HOMING_NATIVE_KERNELS=off`, the result is None; a failed compilation is logged once.
 """
 
 import ctypes
@@ -29,14 +29,14 @@ COMPILE_TIMEOUT_S = 120.0
 
 @cache
 def native_library(source: Path) -> ctypes.CDLL | None:
-    """Return the compiled source, or None where this machine cannot have it. Changes: the cache folder."""
+    """Return the compiled source, or None if this machine cannot have it. Changes: the cache folder."""
     setting = os.environ.get("HOMING_NATIVE_KERNELS", "")
     if setting == "off" or not is_supported():
         return None
     name = _file_name(source)
-    brought = Path(setting, name) if setting else None
+    prebuilt = Path(setting, name) if setting else None
     try:
-        library = brought if brought and brought.is_file() else compile_into(_cache_folder(), source)
+        library = prebuilt if prebuilt and prebuilt.is_file() else compile_into(_cache_folder(), source)
         return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError) as error:
         words = getattr(error, "stderr", None) or str(error)
@@ -45,7 +45,7 @@ def native_library(source: Path) -> ctypes.CDLL | None:
 
 
 def is_supported() -> bool:
-    """Whether this processor runs what `compile_into` makes. Changes nothing."""
+    """Whether this processor can run the libraries of `compile_into`. Changes nothing."""
     machine = platform.machine()
     if machine not in _TARGETS or sys.platform != "linux":
         return False
@@ -58,10 +58,10 @@ def is_supported() -> bool:
 
 
 def compile_into(folder: Path, source: Path) -> Path:
-    """Return the library of a source inside `folder`, made now unless it is there.
+    """Return the library of a source in `folder`; compile it if it is missing.
 
     Raises:
-        OSError, subprocess.SubprocessError: no compiler, or it refused.
+        OSError, subprocess.SubprocessError: no compiler, or the compilation failed.
     """
     target = folder / _file_name(source)
     if target.is_file():
@@ -72,12 +72,12 @@ def compile_into(folder: Path, source: Path) -> Path:
         options = [*_OPTIONS, *_TARGETS[platform.machine()], f"-I{HEADER.parent}"]
         command = ["cc", *options, str(source), "-o", str(library)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
-        library.replace(target)  # atomic: another worker that starts now sees all of it or nothing
+        library.replace(target)  # atomic: another worker sees the whole file or none
     return target
 
 
 def _file_name(source: Path) -> str:
-    """Name the library for all that shapes it but the compiler's version."""
+    """Name the library by everything that determines it, except the compiler's version."""
     machine = platform.machine()
     identity = "\0".join([source.read_text(), HEADER.read_text(), *_OPTIONS, *_TARGETS[machine]])
     return f"{source.stem}-{machine}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"

@@ -1,10 +1,10 @@
-// Copy many equally long byte ranges in one launch: copy on write, and block gather or scatter for tier transfers.
+// Copy many equally long byte ranges in one launch: block gather and scatter for tier transfers.
 //
 // A driver call per block costs microseconds; a launch costs them once. For single large ranges the copy engine is
-// better, because it leaves the multiprocessors to the model. Ranges must not overlap: the backend stages them if
-// a source is also a destination. Either side may be pinned host memory.
+// better, because it leaves the multiprocessors to the model. Ranges must not overlap. Either side may be pinned
+// host memory.
 // Grid:  x = parts of a range, y = range;  block: 256 threads, 16 bytes each
-// Proven by reference.copy_blocks.
+// Proven by copying the same ranges in numpy.
 
 extern "C" __global__ void __launch_bounds__(256) copy_ranges(
     unsigned char* target,

@@ -1,9 +1,9 @@
 """Runs the kernels on a GPU through CuPy, on the stream that torch uses at that moment.
 
-Decisions: RawModule compiles at first use for the device at hand and keeps the result in CuPy's disk cache
+Decisions: RawModule compiles at first use for the current device and keeps the result in CuPy's disk cache
 (CUPY_CACHE_DIR); CuPy's current stream is set to torch's for every launch, because CuPy's default is the
 legacy stream, which would race with torch's. Arrays are passed as addresses, so bf16 and fp8, which CuPy
-does not know, need no conversion.
+lacks, need no conversion.
 """
 
 from functools import cache

@@ -1,7 +1,7 @@
 """Finds NVIDIA's headers: in the wheels that CuPy depends on, or in a toolkit.
 
-CuPy's own wheel has no fp8, bf16 or fp16 header. What it does have is the C++ library behind <nv/target>,
-which those headers include; NVRTC brings that one itself, g++ does not.
+CuPy's own wheel has no fp8, bf16 or fp16 header, but it has the C++ library behind <nv/target>, which those
+headers include. NVRTC has that library built in, g++ does not.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @cache
 def cuda_include_folders() -> tuple[str, ...]:
-    """Return the folders with NVIDIA's headers (wheels or a toolkit), none if they are incomplete."""
+    """Return the folders with NVIDIA's headers (wheels or a toolkit), or none if they are incomplete."""
     try:
         from cuda import pathfinder  # type: ignore[attr-defined]  # ships no stubs
     except ImportError:

@@ -1,4 +1,4 @@
-// What one K or V value is on the device, and where it lies: the only header with vendor-specific code.
+// The type and address of one K or V value on the device: the only header with vendor-specific code.
 //
 // Set by the compiler's command line, so that every kernel is built for exactly one layout:
 //   KV_DTYPE, QUERY_DTYPE  one of the TYPE_ numbers below
@@ -35,7 +35,7 @@ constexpr int LANES = HEAD_DIM <= 8 ? 1 : HEAD_DIM <= 16 ? 2 : HEAD_DIM <= 32 ? 
 constexpr bool KV_IS_QUANTISED = KV_DTYPE == TYPE_FP8_E4M3 || KV_DTYPE == TYPE_INT8;
 static_assert(HEAD_DIM % VALUES_PER_LANE == 0 && HEAD_DIM <= 256, "HEAD_DIM must be a multiple of 8, at most 256");
 
-// ---- values: eight at a time, as they lie in memory and as floats ---------------------------------------------
+// ---- values: eight at a time, as stored and as floats ---------------------------------------------
 
 template <int TYPE>
 struct Stored;  // Item: one value in memory; Packed: eight of them, one or two vector loads

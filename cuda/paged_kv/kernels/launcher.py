@@ -1,4 +1,4 @@
-"""What a compiled kernel looks like to its caller, whoever compiled it."""
+"""The interface for running compiled kernels, on a GPU or, in tests, on the CPU."""
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -31,5 +31,5 @@ class Launcher(Protocol):
 
 
 def address_of(array: Array) -> int:
-    """Return the address of an array's first element, on whatever device it lies."""
+    """Return the address of an array's first element, on any device."""
     return int(array.ctypes.data) if isinstance(array, np.ndarray) else array.data_ptr()

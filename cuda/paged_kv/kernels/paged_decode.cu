@@ -9,7 +9,7 @@
 //
 // Each lane group keeps a running softmax over its own rows (maximum, sum of weights, weighted sum of V), rescaled
 // once per step of UNROLL rows. At the end the groups of a block are merged through shared memory, and the splits
-// of a sequence by merge_splits. Rows outside the split are never loaded: what lies there may be NaN.
+// of a sequence by merge_splits. Rows outside the split are never loaded: they may contain NaN.
 //
 // Grid:  x = split, y = query heads / HEADS, z = decode row;  block: THREADS
 // Proven by reference.attend.

@@ -1,8 +1,8 @@
-"""Our kernels as functions on tensors: grid shapes, argument order and workspaces, and nothing above them.
+"""Our kernels as functions of tensors: grid shapes, argument order and workspaces.
 
-One object serves one arena and one query type. Which launcher runs the kernels (a GPU, or the CPU through
-the shim) is not known here. All tensors are on the arena's device; the launcher keeps the stream's order, so
-nothing here waits.
+One object serves one arena. It does not know where its launcher runs the kernels (on a GPU or, in tests, on
+the CPU). All tensors are on the arena's device; the launcher keeps the order of the stream, so nothing here
+waits.
 """
 
 import math
@@ -27,15 +27,15 @@ _QUERY_DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPolicy:
-    """When one context is cut among several thread blocks: only while the device would be idle otherwise."""
+    """When to split one context among several thread blocks: only if the device would otherwise be idle."""
 
     num_processors: int
-    min_split_tokens: int = 256  # below, merging costs more than the idle processors
+    min_split_tokens: int = 256  # below, merging costs more than idle processors
     max_splits: int = 64
-    blocks_per_processor: int = 4  # what registers and shared memory leave room for, see the compile table
+    blocks_per_processor: int = 4  # limited by registers and shared memory, see the compile table
 
     def num_splits(self, *, num_blocks: int, max_context_len: int) -> int:
-        """Return into how many parts to cut, given the thread blocks that one part per context makes."""
+        """Return the number of splits, given the number of thread blocks without splitting."""
         wanted = math.ceil(self.num_processors * self.blocks_per_processor / num_blocks)
         useful = max_context_len // self.min_split_tokens
         return max(1, min(wanted, useful, self.max_splits))
@@ -57,7 +57,7 @@ def _rows_per_block(head_dim: int) -> int:
 
 
 def with_aligned_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return (num_tokens, heads, head_dim) with each token packed and on a 16-byte border, copied if not."""
+    """Return (num_tokens, heads, head_dim) with tokens packed and 16-byte aligned, copied if necessary."""
     packed = tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2]
     aligned = tensor.data_ptr() % 16 == 0 and tensor.stride(0) * tensor.element_size() % 16 == 0
     return tensor if packed and aligned else tensor.contiguous()
@@ -86,7 +86,7 @@ class PagedKernels:
     def write_kv(
         self, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
-        """Changes: the arena. Store (num_tokens, num_kv_heads, head_dim) at int64 slots. See write_kv.cu."""
+        """Store (num_tokens, num_kv_heads, head_dim) at int64 slots. Changes: the arena. See write_kv.cu."""
         key, value = with_aligned_rows(key), with_aligned_rows(value)
         num_rows = key.shape[0] * key.shape[1]
         self._launcher.launch(
@@ -132,7 +132,7 @@ class PagedKernels:
         scale: float,
         sliding_window: int | None,
     ) -> None:
-        """Changes: out, at the rows' tokens. query and out are (num_tokens, num_heads, head_dim)."""
+        """Attend `rows`; query and out are (num_tokens, num_heads, head_dim). Changes: their rows of out."""
         query = with_aligned_rows(query)
         num_rows, table_width = rows.block_tables.shape
         num_splits = self._splits.num_splits(
@@ -186,7 +186,7 @@ class PagedKernels:
         source_offsets: torch.Tensor,
         range_bytes: int,
     ) -> None:
-        """Changes: target. Copy ranges between byte tensors, offsets (ranges,) int64. See copy_ranges.cu."""
+        """Copy ranges between byte tensors, offsets (ranges,) int64. Changes: target. See copy_ranges.cu."""
         if len(target_offsets) == 0:
             return
         num_vectors = range_bytes // 16
@@ -217,7 +217,7 @@ class PagedKernels:
         return kernel_source(self._layout, query_dtype=_QUERY_DTYPES[query_dtype], heads=self._heads)
 
     def _byte_mover_source(self) -> KernelSource:
-        """Return the variant most likely compiled already: what only moves bytes is the same in all."""
+        """Return the variant that is most likely compiled already: all move bytes alike."""
         dtype = KVDtype.BFLOAT16 if self._layout.dtype.is_quantised else self._layout.dtype
         return kernel_source(self._layout, query_dtype=dtype, heads=self._heads)
 

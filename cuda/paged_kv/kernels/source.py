@@ -1,8 +1,8 @@
-"""The kernels' sources as text: which exist, how a layout becomes compiler definitions, what a change is.
+"""The kernels' sources as text, and the compiler definitions of a layout.
 
-All kernel files are compiled together, for exactly one layout, so that loop bounds and strides are constants
-and registers are known. Headers are put in line: a source is then one self-contained string whose hash names
-every cache entry. This module knows no compiler.
+All kernel files are compiled together for exactly one layout, so that loop bounds and strides are constants
+and register counts are known. Headers are inlined, so that a source is one self-contained string whose hash
+names its cache entries. This module does not know compilers.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _KERNEL = re.compile(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSource:
-    """The text of all kernels and the definitions it is compiled with."""
+    """The text of all kernels and the definitions to compile it with."""
 
     text: str
     definitions: tuple[str, ...]  # as on a command line: -DNAME=VALUE
@@ -43,14 +43,14 @@ class KernelSource:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything of ours that decides the compiled code."""
+        """Hash of our part of what determines the compiled code."""
         parts = [self.text, *self.definitions]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
 @cache
 def joined_text(files: tuple[str, ...] = FILES) -> str:
-    """Return the header and kernel files as one text; `#line` keeps each file's numbers in messages."""
+    """Return the header and kernel files as one text; `#line` keeps file names and lines in messages."""
     parts = [f'#line 1 "{HEADER}"\n' + (FOLDER / HEADER).read_text().replace("#pragma once\n", "")]
     for name in files:
         text = (FOLDER / name).read_text().replace(f'#include "{HEADER}"', "")
@@ -59,7 +59,7 @@ def joined_text(files: tuple[str, ...] = FILES) -> str:
 
 
 def heads_per_block(num_heads: int, num_kv_heads: int) -> int:
-    """Return how many query heads a thread block takes: the largest part of a group within the limit."""
+    """Return the query heads per thread block: the largest divisor of a group within the limit."""
     group = num_heads // num_kv_heads
     return max(size for size in range(1, MAX_HEADS_PER_BLOCK + 1) if group % size == 0)
 

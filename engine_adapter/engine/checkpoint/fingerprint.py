@@ -1,9 +1,9 @@
-"""What makes two checkpoints the same: a SHA-256 over every file that shapes tokens, keys or values.
+"""Fingerprint of a checkpoint: a SHA-256 over every file that affects tokens, keys or values.
 
-A cached block may be read back by a later process, so names and sizes are not enough: a fine-tune keeps
-both. The weights are hashed in full once; the digest is remembered in the cache folder by (path, size,
-modification time), because hashing 16 GB takes about ten seconds and a restart should not.
-It does not know about KV dtype or tenants: the block hash adds those.
+A cached block may be read by a later process, so names and sizes are not enough: a fine-tune keeps both. The
+weights are hashed in full once; the digest is remembered in the cache folder by path, size, modification time
+and inode, because hashing 16 GB takes about ten seconds, too long for every restart. KV dtype and tenant are
+not part of it: the block hash adds those.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MEMORY_FILE = "fingerprints.json"
 
 
 def cache_root() -> Path:
-    """The folder for everything that can be made again: `$HOMING_CACHE`, else `~/.cache/homing`."""
+    """The cache folder: `$HOMING_CACHE`, else `~/.cache/homing`. Its contents can be recreated."""
     configured = os.environ.get("HOMING_CACHE")
     return Path(configured) if configured else Path.home() / ".cache" / "homing"
 
 
 def fingerprint_directory(directory: Path, *, dtype: str) -> str:
-    """Return 64 hex digits. Changes: remembers digests of large files in the cache folder, if it can."""
+    """Return 64 hex digits. Changes: remembers digests of large files in the cache folder, if possible."""
     digest = hashlib.sha256(f"homing-model-1\0{dtype}".encode())
     for name in SMALL_FILES:
         file = directory / name
@@ -47,7 +47,7 @@ def file_sha256(path: Path) -> str:
 
 
 def remembered_sha256(file: Path) -> str:
-    """SHA-256 of a large file, computed once per version of it. Changes: the memory in the cache folder."""
+    """SHA-256 of a large file, computed once per version. Changes: remembers it in the cache folder."""
     memory = _read_memory()
     before = dict(memory)
     digest = _known_or_computed(file, memory)
@@ -73,7 +73,7 @@ def _read_memory() -> dict[str, str]:
 
 
 def _write_memory(memory: dict[str, str]) -> None:
-    """Replace the file in one step; a read-only cache only costs time, so it is no error."""
+    """Replace the file atomically. A read-only cache folder is not an error: it only costs time."""
     try:
         cache_root().mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=cache_root(), delete=False) as file:

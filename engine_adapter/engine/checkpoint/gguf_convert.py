@@ -1,10 +1,11 @@
-"""A GGUF file becomes a Hugging Face directory, once.
+"""Converts a GGUF file into a Hugging Face directory.
 
-Decides the mapping of names, shapes and metadata between the two formats. llama.cpp stores the query and
-key rows of llama models in the order its interleaved rotary embedding wants; Hugging Face's layout rotates
-halves, so those rows are put back (its converter's `permute`, undone). Everything that cannot be carried
-over exactly is refused by name. Weights come out as bf16: the quantised source holds less than that.
-It does not know caches or locks (`model_store`) and reads nothing but the file it is given.
+Decides the mapping of names, shapes and metadata between the two formats. llama.cpp stores the query and key
+rows of llama models in the order of its interleaved rotary embedding; Hugging Face's layout rotates halves,
+so those rows are reordered (llama.cpp's `permute`, undone). Everything that cannot be converted exactly is
+refused by name. Weights become bf16: the quantised source has less precision than that.
+
+It does not know caches or locks (`model_store`) and reads only the given file.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def convert_gguf(source: Path, target: Path, on_progress: Progress | None = None
     """Write the directory `target` (which must exist) from the file `source`.
 
     Raises:
-        ModelUnusable: not a GGUF file, or one that cannot be carried over exactly.
+        ModelUnusable: not a GGUF file, or one that cannot be converted exactly.
     """
     try:
         reader = GGUFReader(source)
@@ -76,7 +77,7 @@ def _config(source: Path, metadata: Metadata, tensor_names: set[str]) -> dict[st
         )
     if "rope_freqs.weight" in tensor_names or f"{architecture}.expert_count" in metadata:
         raise ModelUnusable(
-            f"{source} has stretched rotary frequencies or experts: use the Hugging Face directory instead"
+            f"{source} has scaled rotary frequencies or experts: use the Hugging Face directory instead"
         )
 
     def number(key: str, default: float | None = None) -> int | float:
@@ -99,7 +100,7 @@ def _config(source: Path, metadata: Metadata, tensor_names: set[str]) -> dict[st
         "num_key_value_heads": int(number("attention.head_count_kv", heads)),
         "head_dim": int(number("attention.key_length", hidden // heads)),
         "max_position_embeddings": int(number("context_length")),
-        # stored as fp32: 1e-5 comes back as 9.999999747378752e-06, so round to what was meant
+        # Stored as fp32: 1e-5 is read as 9.999999747378752e-06, so round it.
         "rms_norm_eps": float(f"{number('attention.layer_norm_rms_epsilon'):.6g}"),
         "rope_theta": float(number("rope.freq_base", 10000.0)),
         "vocab_size": len(tokens) if isinstance(tokens, list) else int(number("vocab_size")),

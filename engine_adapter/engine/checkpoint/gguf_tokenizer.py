@@ -1,7 +1,7 @@
-"""The byte-level BPE tokenizer inside a GGUF file, written as `tokenizer.json`.
+"""Converts the byte-level BPE tokenizer of a GGUF file to `tokenizer.json`.
 
-Decides which pre-tokenizers are known: GGUF names them (`tokenizer.ggml.pre`) and leaves their rules to
-the reader. A wrong rule gives plausible but different ids, so an unknown name is refused. The patterns are
+Decides which pre-tokenizers are known: GGUF only names them (`tokenizer.ggml.pre`), and the reader must know
+the rules. A wrong rule gives plausible but different ids, so an unknown name is refused. The patterns are
 those of the published `tokenizer.json` of each family.
 """
 
@@ -80,8 +80,7 @@ def _pre_tokenizer(source: Path, name: str) -> pre_tokenizers.PreTokenizer:
     patterns = {"qwen2": QWEN2_PATTERN, "llama-bpe": LLAMA3_PATTERN}
     if name not in patterns:
         raise ModelUnusable(
-            f"{source} uses the pre-tokenizer {name!r}, which is not known here: "
-            "use the Hugging Face directory instead"
+            f"{source} uses the unknown pre-tokenizer {name!r}: use the Hugging Face directory instead"
         )
     split = pre_tokenizers.Split(Regex(patterns[name]), behavior="isolated")
     whole_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

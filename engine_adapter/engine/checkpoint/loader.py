@@ -1,11 +1,12 @@
-"""Reading a checkpoint directory: Hugging Face layout in, named tensors out.
+"""Reads a checkpoint directory in Hugging Face's layout into named tensors.
 
-Decides what counts as a complete checkpoint: every tensor that the architecture needs is present with its
-exact shape, or loading fails with one line that names it. Tensors are memory-mapped, and stay so
-where the dtype asked for is wider: widening is exact, so it is left to whoever computes. A checkpoint must
-therefore not be overwritten in place while a worker runs; a new file beside it, renamed, is safe. The
-fingerprint covers every byte that may change what a token's keys and values are.
-It does not know where checkpoints come from (`model_store`) nor how they are run (`model`).
+Decides what a complete checkpoint is: every tensor that the architecture needs is present with its exact
+shape, or loading fails with one line that names it. Tensors are memory-mapped, and stay so if the requested
+dtype is wider: widening is exact, so it is done when computing. A checkpoint must therefore not be
+overwritten in place while a worker runs; writing a new file and renaming it is safe. The fingerprint covers
+every byte that can affect a token's keys and values.
+
+It does not know where checkpoints come from (`model_store`) or how they are run (`model`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class LoadedModel:
 
     config: ModelConfig
     weights: dict[str, torch.Tensor]
-    dtype: torch.dtype  # to compute in; weights may be narrower
+    dtype: torch.dtype  # to compute in; the weights may be narrower
     fingerprint: str  # hex; equal for equal config, weights, tokenizer, template and dtype
 
 
@@ -50,7 +51,7 @@ def load_model(path: Path | str, dtype: torch.dtype) -> LoadedModel:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read `config.json`; the end-of-text ids of `generation_config.json` win where it has some."""
+    """Read `config.json`; end-of-text ids in `generation_config.json` take precedence."""
     raw = read_json(directory / "config.json")
     if raw is None:
         raise ModelUnusable(f"{directory} has no config.json: give a Hugging Face directory or a .gguf file")
@@ -65,7 +66,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """What the checkpoint's authors recommend (`generation_config.json`) where a request says nothing."""
+    """Sampling defaults that the checkpoint recommends (`generation_config.json`)."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -95,7 +96,7 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
 
 
 def read_json(path: Path) -> dict[str, object] | None:
-    """Return the JSON object in a file, or None where there is no such file."""
+    """Return the JSON object in a file, or None if there is no such file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -150,7 +151,7 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def is_wider(dtype: torch.dtype, stored: torch.dtype) -> bool:
-    """Whether every number of `stored` is one of `dtype` at twice the size. Changes nothing."""
+    """Whether `dtype` represents every number of `stored` exactly, at twice the size. Changes nothing."""
     return dtype is torch.float32 and stored in (torch.bfloat16, torch.float16)
 
 
@@ -172,7 +173,7 @@ def _read_weights(
 
 
 def _tensors(directory: Path, wanted: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Walk the safetensors files; tensors that nothing asks for stay on disk."""
+    """Yield the wanted tensors of the safetensors files; others stay on disk."""
     for file in _weight_files(directory):
         try:
             with safe_open(file, framework="pt") as tensors:
@@ -184,7 +185,7 @@ def _tensors(directory: Path, wanted: frozenset[str]) -> Iterator[tuple[str, tor
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """The shards named by the index where there is one, else every safetensors file."""
+    """The shards that the index names, or every safetensors file if there is no index."""
     index = read_json(directory / "model.safetensors.index.json")
     if index is not None:
         weight_map = index.get("weight_map")
@@ -196,5 +197,5 @@ def _weight_files(directory: Path) -> list[Path]:
         raise ModelUnusable(f"{directory} has no *.safetensors weights")
     for file in files:
         if not file.is_file():
-            raise ModelUnusable(f"{file} is named by the index but missing: download the checkpoint again")
+            raise ModelUnusable(f"{file} is in the index but missing: download the checkpoint again")
     return files

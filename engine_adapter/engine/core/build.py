@@ -1,7 +1,7 @@
-"""From a checkpoint and settings to a model, its KV memory, and the name of both.
+"""Turns a checkpoint and settings into a model, its KV memory, and the hash that names both.
 
-Decides how the KV memory is divided: dtype per layer (after the self-test, where the dtype is quantised),
-then as many blocks as the memory holds. Runs once, at start.
+Decides how the KV memory is divided: first the dtype of each layer (measured by the self-test if it is
+quantised), then as many blocks as the memory holds. Runs once, at start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import torch
 
 from engine_adapter.engine.checkpoint.loader import LoadedModel
 from engine_adapter.engine.core.config import EngineConfig, plain_kv_dtype
+from engine_adapter.engine.core.model_runner import ModelRunner
 from engine_adapter.engine.kv.block_hash import BlockHash, root_hash
+from engine_adapter.engine.kv.block_manager import BlockManager
 from engine_adapter.engine.kv.kv_selftest import Prompts, SelfTestReport, choose_layer_dtypes
 from engine_adapter.engine.kv.kv_storage import KVStorage, block_bytes
 from engine_adapter.engine.model.model import LlamaModel
@@ -33,41 +35,27 @@ logger = logging.getLogger(__name__)
 class EngineParts:
     """What an engine is made of."""
 
-    model: LlamaModel
+    runner: ModelRunner
     storage: KVStorage
-    root: BlockHash  # names everything that KV depends on besides tokens, salt and adapter
-    selftest: SelfTestReport | None  # None where KV is stored as it is computed
-    num_blocks_unquantised: int  # how many the same memory would hold without quantisation
+    blocks: BlockManager
     transfers: BlockTransfers
     guard: BlockGuard | None  # only in debug mode
-    pool: BlockPool
+    root: BlockHash  # names everything that KV depends on besides tokens, salt and adapter
+    selftest: SelfTestReport | None  # None where KV is stored in the compute dtype
+    num_blocks_unquantised: int  # how many the same memory would hold without quantisation
 
 
 def build_parts(loaded: LoadedModel, config: EngineConfig, selftest_prompts: Prompts | None) -> EngineParts:
-    """Build model and KV memory.
+    """Build the model and its KV memory.
 
     Raises:
-        ValueError: the KV memory holds not even one block.
+        ValueError: the KV memory does not hold a single block.
 
     Changes: empties `loaded.weights`.
     """
     model = LlamaModel(loaded.config, loaded.weights, dtype=loaded.dtype)
     _return_freed_memory()
-    plain = plain_kv_dtype(model.dtype)
-    layer_dtypes = [config.storage_dtype] * loaded.config.num_hidden_layers
-    report = None
-    if config.storage_dtype.is_quantised:
-        layer_dtypes, report = choose_layer_dtypes(
-            model,
-            wanted=config.storage_dtype,
-            fallback=plain,
-            block_size=config.block_size,
-            prompts=selftest_prompts,
-            max_mean_kl=config.max_kv_mean_kl,
-            backend=config.attention_backend,
-            device=config.device,
-        )
-        _report_fallback(report)
+    layer_dtypes, selftest = _layer_dtypes(model, config, selftest_prompts)
     storage = KVStorage(
         loaded.config,
         num_blocks=num_kv_blocks(loaded.config, config, layer_dtypes),
@@ -80,28 +68,60 @@ def build_parts(loaded: LoadedModel, config: EngineConfig, selftest_prompts: Pro
     guard = None
     if config.debug_kv_guards:
         guard = BlockGuard(storage, num_blocks=storage.num_blocks, block_bytes=storage.block_bytes)
+    blocks = BlockManager(
+        _block_pool(storage, transfers, guard),
+        config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        reach_tokens=loaded.config.reach_tokens,
+    )
+    plain = [plain_kv_dtype(model.dtype)] * loaded.config.num_hidden_layers
     return EngineParts(
-        model=model,
+        runner=ModelRunner(model, storage),
         storage=storage,
+        blocks=blocks,
         transfers=transfers,
         guard=guard,
-        pool=BlockPool(
-            storage.num_blocks,
-            # The order matters: whoever writes next, the guard included, waits for a store under way.
-            on_taken=[transfers.before_reuse, *([guard.taken] if guard else [])],
-            on_freed=[transfers.before_reuse, guard.freed] if guard else [],
-        ),
         root=_root_hash(loaded, config, model, layer_dtypes),
-        selftest=report,
-        num_blocks_unquantised=num_kv_blocks(
-            loaded.config, config, [plain] * loaded.config.num_hidden_layers
-        ),
+        selftest=selftest,
+        num_blocks_unquantised=num_kv_blocks(loaded.config, config, plain),
+    )
+
+
+def _layer_dtypes(
+    model: LlamaModel, config: EngineConfig, prompts: Prompts | None
+) -> tuple[list[KVDtype], SelfTestReport | None]:
+    """Return the KV dtype of each layer, and what the self-test found if there was one."""
+    if not config.storage_dtype.is_quantised:
+        return [config.storage_dtype] * model.config.num_hidden_layers, None
+    layer_dtypes, report = choose_layer_dtypes(
+        model,
+        wanted=config.storage_dtype,
+        fallback=plain_kv_dtype(model.dtype),
+        block_size=config.block_size,
+        prompts=prompts,
+        max_mean_kl=config.max_kv_mean_kl,
+        backend=config.attention_backend,
+        device=config.device,
+    )
+    _log_selftest(report)
+    return layer_dtypes, report
+
+
+def _block_pool(storage: KVStorage, transfers: BlockTransfers, guard: BlockGuard | None) -> BlockPool:
+    """Return a pool whose blocks are only reused after the store that still reads them."""
+    if guard is None:
+        return BlockPool(storage.num_blocks, on_taken=[transfers.before_reuse])
+    # The order matters: the guard writes to the block too, so it waits for the store as well.
+    return BlockPool(
+        storage.num_blocks,
+        on_taken=[transfers.before_reuse, guard.taken],
+        on_freed=[transfers.before_reuse, guard.freed],
     )
 
 
 def _return_freed_memory() -> None:
-    """Give the loader's copies back to the system: glibc keeps what lies between live blocks, 120 MB here."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to do
+    """Return the loader's copies to the system: glibc keeps free memory between live blocks, 120 MB here."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
@@ -109,13 +129,13 @@ def num_kv_blocks(model: ModelConfig, config: EngineConfig, layer_dtypes: Sequen
     """Return how many blocks the configured memory holds.
 
     Raises:
-        ValueError: not even one.
+        ValueError: it does not hold a single one.
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
     size = block_bytes(model, block_size=config.block_size, layer_dtypes=layer_dtypes)
     if config.kv_memory_bytes < size:
-        raise ValueError(f"{config.kv_memory_bytes} bytes of KV memory hold no block: one takes {size} bytes")
+        raise ValueError(f"{config.kv_memory_bytes} bytes of KV memory do not hold a block of {size} bytes")
     return config.kv_memory_bytes // size
 
 
@@ -134,7 +154,7 @@ def _root_hash(
     )
 
 
-def _report_fallback(report: SelfTestReport) -> None:
+def _log_selftest(report: SelfTestReport) -> None:
     facts = {
         "kv_dtype": report.requested.value,
         "mean_kl": report.mean_kl,

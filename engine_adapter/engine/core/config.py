@@ -1,4 +1,4 @@
-"""Settings of one engine, and what `auto` means on this machine. Knows no model."""
+"""Settings of one engine, and what `auto` means on this machine. It does not know the model."""
 
 from __future__ import annotations
 
@@ -26,29 +26,27 @@ _KV_DTYPE_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What an operator may choose; every default suits one small machine."""
+    """What an operator can choose. The defaults suit one small machine."""
 
     dtype: str = "auto"  # auto, fp32, bf16 or fp16
     kv_dtype: str = "auto"  # auto (as dtype), fp32, bf16, fp16, fp8_e4m3 or int8
     block_size: int = 16
     kv_memory_bytes: int = 1 << 30
-    num_kv_blocks: int | None = None  # wins over kv_memory_bytes
-    max_model_len: int | None = None  # tokens; None: what the model was made for
+    num_kv_blocks: int | None = None  # overrides kv_memory_bytes
+    max_model_len: int | None = None  # tokens; None: the model's own limit
     max_batch_tokens: int = 512
     max_prefill_tokens_beside_decodes: int = 128
-    max_step_s: float | None = None  # how long a step with prompts may take, half beside decodes; None: any
+    max_step_s: float | None = None  # limit of a step with prompts, half of it beside decodes; None: none
     max_num_sequences: int = 32
     max_num_waiting: int = 1024
     enable_prefix_caching: bool = True
-    min_partial_tokens: int = 0  # copy the head of a cached block from so many shared tokens on; 0 is off
-    num_draft_tokens: int = 0  # prompt-lookup speculation; 0 is off
     pin_budget_fraction: float = 0.5
-    pin_manifest_path: Path | None = None  # None: pins do not outlive the process
-    max_kv_mean_kl: float = MAX_MEAN_KL  # above it, layers of quantised KV fall back
-    num_threads: int = 1  # two torch threads collapse when another process wants a core
-    tiers: TierConfig = field(default_factory=TierConfig)  # host and disk behind the KV memory
-    debug_kv_guards: bool = False  # poison free blocks, sum shared ones: stops at the first broken rule, slow
-    attention_backend: str = "auto"  # auto or one of paged_kv.attention.BACKEND_NAMES
+    pin_manifest_path: Path | None = None  # None: pins are lost with the process
+    max_kv_mean_kl: float = MAX_MEAN_KL  # above it, layers fall back from quantised KV
+    num_threads: int = 1  # two torch threads become very slow when another process needs a core
+    tiers: TierConfig = field(default_factory=TierConfig)  # host and disk below the KV memory
+    debug_kv_guards: bool = False  # poison free blocks, checksum shared ones; slow
+    attention_backend: str = "auto"  # auto or one of paged_kv.backends.attention.BACKEND_NAMES
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -63,10 +61,7 @@ class EngineConfig:
         if not 0 <= self.pin_budget_fraction < 1:
             raise ValueError("pin_budget_fraction must be at least 0 and below 1: some blocks stay unpinned")
         if self.tiers.is_enabled and not self.enable_prefix_caching:
-            raise ValueError("tiers keep what the prefix cache names: they need prefix caching")
-        for name in ("num_draft_tokens", "min_partial_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
+            raise ValueError("tiers need prefix caching: they store the blocks that the prefix cache names")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -84,12 +79,11 @@ class EngineConfig:
             max_step_s=self.max_step_s,
             max_num_sequences=self.max_num_sequences,
             max_num_waiting=self.max_num_waiting,
-            num_draft_tokens=self.num_draft_tokens,
         )
 
 
 def plain_kv_dtype(dtype: torch.dtype) -> KVDtype:
-    """Return the storage type that keeps KV as it is computed."""
+    """Return the KV type that stores values of this compute type unchanged."""
     return _KV_DTYPE_OF[dtype]
 
 

@@ -2,10 +2,13 @@
 
     schedule → run → postprocess
 
-Single-threaded and synchronous: the server calls everything here from one thread. What holds after each
-step: KV that is named in the prefix cache was computed by a step that succeeded; a sequence that ended, for
-whatever reason, holds nothing; a step that fails ends its own sequences with `error` and nobody else's.
-Knows token ids only: text, templates and stop strings are the server's.
+Single-threaded and synchronous: the server makes all calls from one thread. After each step:
+
+- KV that is named in the prefix cache was computed by a step that succeeded;
+- a sequence that has ended, for whatever reason, holds no blocks;
+- a step that failed has ended its own sequences with `error`, and no others.
+
+The engine knows token ids only. Text, templates and stop strings belong to the server.
 """
 
 from __future__ import annotations
@@ -23,35 +26,34 @@ import torch
 from engine_adapter.engine.checkpoint.loader import LoadedModel, load_model
 from engine_adapter.engine.core.build import build_parts
 from engine_adapter.engine.core.config import EngineConfig
+from engine_adapter.engine.core.model_runner import SampledToken
+from engine_adapter.engine.core.pin_service import PinService
 from engine_adapter.engine.core.stats import EngineStats, collect_stats
 from engine_adapter.engine.core.step_output import StepOutput, output_of
 from engine_adapter.engine.kv.block_hash import BlockHash, chain_hashes, namespace_hash
-from engine_adapter.engine.kv.block_manager import BlockManager
 from engine_adapter.engine.kv.explain import Explanation, explain_prompt
 from engine_adapter.engine.kv.inventory import TagInventory
 from engine_adapter.engine.kv.kv_selftest import SELFTEST_TEXTS, Prompts
-from engine_adapter.engine.kv.pin_service import PinService
 from engine_adapter.engine.kv.pins import PinTable
 from engine_adapter.engine.kv.prefix_cache import CachedBlock
+from engine_adapter.engine.kv.sequence import EngineRequest, FinishReason, Sequence, Timings
 from engine_adapter.engine.kv.tiers.kv_tiers import KVTiers
-from engine_adapter.engine.model.model_runner import ModelRunner, SampledTokens
 from engine_adapter.engine.model.sampling import SamplingState
 from engine_adapter.engine.scheduling.scheduler import ScheduledSequence, Scheduler
-from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason, Sequence, Timings
 from engine_adapter.engine.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_REMEMBERED_NAMESPACES = 256  # tenants that `explain` looks at when it searches the same tokens elsewhere
+MAX_REMEMBERED_NAMESPACES = 256  # of tenants; `explain` searches them for the same tokens
 
 
 class BlockObserver(Protocol):
     def record(self, removed: list[CachedBlock], stored: list[CachedBlock]) -> None:
-        """Take note of one step's changes of the prefix cache, removals first. Must not block."""
+        """Receive one step's changes of the prefix cache, removals first. Must not block."""
 
 
 class RequestRefused(ValueError):
-    """The request can never run here; the message says which limit it breaks."""
+    """The request can never run here; the message says which limit it exceeds."""
 
 
 class LLMEngine:
@@ -67,14 +69,14 @@ class LLMEngine:
         selftest_prompts: Prompts | None = None,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Build an engine; pins of the manifest are asked for at once and computed by the first steps.
+        """Build an engine. Pins of the manifest are requested at once; the first steps compute them.
 
         Args:
             selftest_prompts: token ids on which quantised KV is measured; None: pseudo-random ones.
-            observer: is told which blocks the prefix cache gained and lost.
+            observer: receives the blocks that the prefix cache gains and loses.
 
         Raises:
-            ValueError: the settings contradict each other, or the KV memory holds no block.
+            ValueError: the settings contradict each other, or the KV memory does not hold a block.
 
         Changes: torch's thread count; empties `loaded.weights`, which the model takes over.
         """
@@ -83,25 +85,24 @@ class LLMEngine:
         parts = build_parts(loaded, self.config, selftest_prompts)
         self.model_config = loaded.config
         self.storage = parts.storage
+        self.blocks = parts.blocks
         self.root = parts.root
         self.selftest = parts.selftest
         self.num_blocks_unquantised = parts.num_blocks_unquantised
-        num_blocks = parts.storage.num_blocks
         self.max_model_len = min(
             self.config.max_model_len or loaded.config.max_position_embeddings,
-            num_blocks * self.config.block_size,
+            parts.storage.num_blocks * self.config.block_size,
         )
         self._clock = clock
-        self._runner = ModelRunner(parts.model, parts.storage)
-        self.blocks = BlockManager(
-            parts.pool,
-            self.config.block_size,
-            enable_prefix_caching=self.config.enable_prefix_caching,
-            min_partial_tokens=max(self.config.min_partial_tokens, 1),
-            copy_block=parts.storage.copy_block if self.config.min_partial_tokens else None,
-            reach_tokens=loaded.config.reach_tokens,
-        )
+        self._runner = parts.runner
         self._guard = parts.guard
+        self._observer = observer
+        self._sequences: dict[str, Sequence] = {}
+        self._namespaces: OrderedDict[BlockHash, None] = OrderedDict()
+        self._num_arrived = 0
+        self._num_prompt_tokens = 0
+        self._num_generated_tokens = 0
+        self._num_integrity_failures = 0
         self.tiers = KVTiers(
             self.config.tiers,
             storage=parts.storage,
@@ -113,14 +114,10 @@ class LLMEngine:
         self.scheduler = Scheduler(self.config.scheduler, self.blocks, on_admitted=self.tiers.loads.begin)
         self.inventory = TagInventory(self.blocks.prefix_cache, self.config.block_size)
         self.pins = self._make_pins(loaded.fingerprint, wall_clock)
-        self._observer = observer
-        self._sequences: dict[str, Sequence] = {}
-        self._namespaces: OrderedDict[BlockHash, None] = OrderedDict()
-        self._num_arrived = 0
-        self._num_prompt_tokens = 0
-        self._num_generated_tokens = 0
-        self._num_integrity_failures = 0
         self.pins.restore()
+
+    def __repr__(self) -> str:
+        return f"<LLMEngine {self.model_config.model_type}, {self.scheduler!r}, {len(self.pins.table)} pins>"
 
     def _make_pins(self, fingerprint: str, wall_clock: Callable[[], float]) -> PinService:
         table = PinTable(
@@ -149,7 +146,7 @@ class LLMEngine:
         selftest_prompts: Prompts | None = None,
         observer: BlockObserver | None = None,
     ) -> LLMEngine:
-        """Load a checkpoint directory in the configured dtype and build an engine over it.
+        """Load a checkpoint directory in the configured dtype and build an engine.
 
         Quantised KV is measured on built-in texts unless prompts are given.
         """
@@ -169,7 +166,7 @@ class LLMEngine:
 
         Raises:
             RequestRefused: it can never run (empty, too long, unknown token, id in use).
-            QueueFull: too many wait already.
+            QueueFull: too many requests are waiting.
         """
         self._check(request)
         prompt = list(request.prompt_token_ids)
@@ -191,7 +188,7 @@ class LLMEngine:
         self._num_prompt_tokens += len(prompt)
 
     def abort(self, request_id: str) -> bool:
-        """End a request wherever it is and free all it holds. Returns whether it was known."""
+        """End a request, waiting or running, and free its blocks. Returns whether it was known."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
@@ -200,17 +197,17 @@ class LLMEngine:
         return True
 
     def step(self) -> list[StepOutput]:
-        """Compute one step and return what it brought, also for requests that ended without a token."""
+        """Compute one step; return its outputs, including those of requests that ended without a token."""
         self.pins.expire()
         loaded = self.tiers.loads.advance()
         started_s = self._clock()
         batch = self.scheduler.schedule(started_s)
-        outputs = [self._ended(sequence) for sequence in batch.finished]
+        outputs = [self._report_ended(sequence) for sequence in batch.finished]
         computed: list[CachedBlock] = []
         if batch.scheduled:
             try:
                 sampled = self._runner.run(batch.scheduled)
-            except Exception as error:  # the boundary of one step: its requests end, the engine goes on
+            except Exception as error:  # the step's own requests end, the engine continues
                 logger.exception("engine_step_failed")
                 outputs.extend(self._fail(batch.scheduled, error))
             else:
@@ -221,16 +218,18 @@ class LLMEngine:
         elif self.tiers.loads.is_loading:
             self.tiers.loads.wait()
         self.tiers.stores.store(computed)
-        # What was loaded may have been taken again while the step was planned: it is no news then.
-        kept = [entry for entry in loaded if self.blocks.prefix_cache.entry_of(entry.block_id) is entry]
-        self._notify_observer(kept + computed)
+        # A loaded block may have been evicted again while the step was planned; then nothing is reported.
+        still_cached = [
+            entry for entry in loaded if self.blocks.prefix_cache.entry_of(entry.block_id) is entry
+        ]
+        self._notify_observer(still_cached + computed)
         return [output for output in outputs if output is not None]
 
     def tick(self) -> None:
-        """Do what must happen without work too: let pins expire, check that every block is accounted for.
+        """Let pins expire; if the engine is idle, check that every block is accounted for.
 
-        Call every few seconds; the check runs only when nothing else is to do. A failed check is logged and
-        counted, since to go on serving with a lost block is better than to stop.
+        Call every few seconds. A failed check is logged and counted but does not stop the engine: serving
+        with a lost block is better than not serving.
         """
         self.pins.expire()
         if self.has_work:
@@ -244,13 +243,13 @@ class LLMEngine:
             logger.error("block_accounting_broken", extra={"error": str(error)})
 
     def close(self) -> None:
-        """Write what the tiers still have to write. Idempotent; no step may follow."""
+        """Write what is still queued for the tiers. Idempotent; no step may follow."""
         self.tiers.close()
 
     def clear_cache(self) -> int:
-        """Forget every cached block that neither a sequence nor a pin holds, and every tier's.
+        """Forget every cached block that no sequence and no pin holds, and all blocks in the tiers.
 
-        Returns the number of device blocks.
+        Returns the number of forgotten device blocks.
         """
         num_blocks = self.blocks.clear_cache()
         self.tiers.clear()
@@ -258,7 +257,7 @@ class LLMEngine:
         return num_blocks
 
     def explain(self, token_ids: list[int], cache_salt: str = "", adapter: str = "") -> Explanation:
-        """Say how much of a prompt is cached now and why not more. Changes nothing."""
+        """Return how much of a prompt is cached now, and why not more. Changes nothing."""
         namespace, size = self.namespace(cache_salt, adapter), self.config.block_size
         explanation = explain_prompt(self.blocks, namespace, token_ids, tuple(self._namespaces))
         cached, reusable = explanation.num_cached_tokens // size, explanation.num_reusable_tokens // size
@@ -266,7 +265,7 @@ class LLMEngine:
         return replace(explanation, tier_tokens=self.tiers.count_following(missing))
 
     def stats(self) -> EngineStats:
-        """Return gauges and counters of this moment. Changes nothing."""
+        """Return the current gauges and counters. Changes nothing."""
         return collect_stats(
             self.scheduler,
             num_prompt_tokens=self._num_prompt_tokens,
@@ -278,7 +277,7 @@ class LLMEngine:
         )
 
     def verify(self) -> None:
-        """Assert that every block is accounted for. O(blocks): for idle moments and tests."""
+        """Assert that every block is accounted for. O(blocks): for an idle engine and tests."""
         self.blocks.verify(list(self._sequences.values()), self.pins.table.pinned_blocks)
 
     def namespace(self, cache_salt: str = "", adapter: str = "") -> BlockHash:
@@ -291,58 +290,54 @@ class LLMEngine:
             raise RequestRefused("the prompt is empty")
         if num_tokens >= self.max_model_len:
             raise RequestRefused(
-                f"the prompt has {num_tokens} tokens, at most {self.max_model_len - 1} fit this engine"
+                f"the prompt has {num_tokens} tokens, this engine takes at most {self.max_model_len - 1}"
             )
         vocab_size = self.model_config.vocab_size
         if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= vocab_size:
-            raise RequestRefused(f"the prompt has token ids outside 0..{vocab_size - 1}")
+            raise RequestRefused(f"the prompt has token ids outside 0 to {vocab_size - 1}")
         if request.request_id in self._sequences:
-            raise RequestRefused(f"request id {request.request_id!r} is in use")
+            raise RequestRefused(f"request id {request.request_id!r} is already in use")
 
     def _postprocess(
         self,
         scheduled: list[ScheduledSequence],
-        sampled: list[SampledTokens | None],
+        sampled: list[SampledToken | None],
         stored: list[CachedBlock],
     ) -> list[StepOutput | None]:
-        """Record progress, name what is full, append new tokens and end what is done.
+        """Record progress, append new tokens, cache full blocks and end finished sequences.
 
         Changes: appends to `stored` what the prefix cache gained.
         """
         now_s = self._clock()
         outputs: list[StepOutput | None] = []
-        for item, tokens in zip(scheduled, sampled, strict=True):
+        for item, token in zip(scheduled, sampled, strict=True):
             sequence = item.sequence
-            if tokens is None:
+            if token is None:
                 sequence.num_computed_tokens += item.num_new_tokens
             else:
-                outputs.append(self._append(sequence, tokens, now_s))
+                outputs.append(self._append(sequence, token, now_s))
             stored.extend(self.blocks.commit(sequence))
             if sequence.finish_reason is not None:
                 self._retire(sequence)
         return outputs
 
-    def _append(self, sequence: Sequence, tokens: SampledTokens, now_s: float) -> StepOutput | None:
-        num_new = min(len(tokens.token_ids), sequence.max_num_tokens - sequence.num_tokens)
-        new_token_ids = tokens.token_ids[:num_new]
-        sequence.token_ids.extend(new_token_ids)
-        self._num_generated_tokens += num_new
+    def _append(self, sequence: Sequence, token: SampledToken, now_s: float) -> StepOutput | None:
+        """Append the new token, which has no KV yet, and decide whether it ends the sequence."""
+        sequence.num_computed_tokens = sequence.num_tokens
+        sequence.token_ids.append(token.token_id)
+        self._num_generated_tokens += 1
         timings = sequence.timings
         if timings.first_token_s is None:
             timings.first_token_s = now_s
         timings.last_token_s = now_s
-        reason = None
-        if new_token_ids[-1] in sequence.request.sampling.stop_token_ids:
-            reason = FinishReason.STOP
+        if token.token_id in sequence.request.sampling.stop_token_ids:
+            sequence.finish_reason = FinishReason.STOP
         elif sequence.num_tokens >= sequence.max_num_tokens:
-            reason = FinishReason.LENGTH
-        # The newest token has no KV yet; drafts that were kept before it have.
-        sequence.num_computed_tokens = sequence.num_tokens - 1
-        sequence.finish_reason = reason
-        return output_of(sequence, reason, new_token_ids, tokens.logprobs[:num_new])
+            sequence.finish_reason = FinishReason.LENGTH
+        return output_of(sequence, sequence.finish_reason, token)
 
     def _retire(self, sequence: Sequence) -> None:
-        """End a sequence: let its pin and its tags take note first, then free what it holds."""
+        """End a sequence: update its pin and its tags, then free its blocks."""
         assert sequence.finish_reason is not None
         self._on_retired(sequence)
         self.scheduler.finish(sequence, sequence.finish_reason)
@@ -367,13 +362,13 @@ class LLMEngine:
             outputs.append(output_of(item.sequence, FinishReason.ERROR, error=message))
         return outputs
 
-    def _ended(self, sequence: Sequence) -> StepOutput | None:
-        """Report a sequence that the scheduler ended."""
+    def _report_ended(self, sequence: Sequence) -> StepOutput | None:
+        """Report a sequence that the scheduler has ended."""
         self._on_retired(sequence)
         return output_of(sequence, sequence.finish_reason)
 
     def _notify_observer(self, stored: list[CachedBlock]) -> None:
-        """Tell the observer what the prefix cache lost and gained; in debug mode watch what it gained."""
+        """Report what the prefix cache lost and gained; in debug mode, seal what it gained."""
         if self._guard is not None:
             for entry in stored:
                 self._guard.sealed(entry.block_id)

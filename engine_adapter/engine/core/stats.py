@@ -1,4 +1,4 @@
-"""Gauges and counters of the engine at one moment, as one value. Decides nothing."""
+"""The engine's gauges and counters at one moment, as one value."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class EngineStats:
     """Block gauges are exclusive: free + cached + used + pinned = total."""
 
     num_blocks_free: int
-    num_blocks_cached: int  # reclaimable: content nobody holds
-    num_blocks_used: int  # live: held by running sequences
+    num_blocks_cached: int  # reclaimable: has content, but no holder
+    num_blocks_used: int  # held by running sequences
     num_blocks_pinned: int
     num_blocks_total: int
     block_size: int
@@ -22,19 +22,19 @@ class EngineStats:
     num_running: int
     num_waiting: int
     num_queried_tokens: int  # prompt tokens of admitted requests
-    num_hit_tokens: int  # of these, reused from the cache
+    num_hit_tokens: int  # of these, found in the cache
     num_preemptions: int
     num_evictions: int
     num_collisions: int
     num_prompt_tokens: int
     num_generated_tokens: int
     num_pins: int
-    num_integrity_failures: int  # idle checks that found a block unaccounted for: always 0, or a bug
-    tiers: dict[str, TierStats] = field(default_factory=dict)  # below the device; only those that exist
+    num_integrity_failures: int  # idle checks that found a block unaccounted for; above 0 means a bug
+    tiers: dict[str, TierStats] = field(default_factory=dict)  # of the configured tiers
 
     @property
     def kv_usage(self) -> float:
-        """Share of blocks that cannot be given away now (used or pinned)."""
+        """Share of blocks that cannot be reclaimed now (used or pinned)."""
         return (self.num_blocks_used + self.num_blocks_pinned) / self.num_blocks_total
 
 

@@ -1,7 +1,7 @@
-"""Names of KV content: which bytes are hashed, so that any process can compute the same name.
+"""Hashes that name KV content. Any process can compute the same name from the same tokens.
 
-A block's KV depends on every token before it and on everything that turns tokens into KV. Its name is
-therefore a chain. All integers are little-endian and unsigned; `‖` is concatenation; a *field* is
+A block's KV depends on every token before it and on everything that turns tokens into KV, so its name is a
+chain of hashes. All integers are little-endian and unsigned; `‖` is concatenation; a *field* is
 
     field(tag, value) = u8 length of tag ‖ tag ‖ u32 length of value ‖ value
 
@@ -11,7 +11,7 @@ therefore a chain. All integers are little-endian and unsigned; `‖` is concate
 
 `parent` is the previous block's hash, or the namespace for the first block. Only full blocks have a name.
 Lengths make the fields unambiguous: salt "a" + adapter "b" never equals salt "ab" + adapter "".
-Deterministic across processes and machines: no seed, no pickling, no `hash()`. Knows nothing of caches.
+Deterministic across processes and machines: no seed, no pickling, no `hash()`. It does not know caches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOKEN_BYTES = 4
 
 
 def root_hash(parts: Mapping[str, str]) -> BlockHash:
-    """Hash all that makes KV what it is: weights, tokenizer, template, RoPE, KV dtype, block size."""
+    """Hash everything that KV depends on: weights, tokenizer, template, RoPE, KV dtype, block size."""
     digest = hashlib.sha256(_ROOT_TAG)
     for tag in sorted(parts):
         digest.update(_field(tag, parts[tag]))
@@ -42,13 +42,13 @@ def root_hash(parts: Mapping[str, str]) -> BlockHash:
 
 
 def namespace_hash(root: BlockHash, *, cache_salt: str = "", adapter: str = "") -> BlockHash:
-    """Hash one tenant's view of a model: equal prompts under different salts share nothing."""
+    """Hash one tenant's namespace: equal prompts under different salts share nothing."""
     payload = _NAMESPACE_TAG + root + _field("adapter", adapter) + _field("salt", cache_salt)
     return BlockHash(hashlib.sha256(payload).digest())
 
 
 def encode_tokens(token_ids: Sequence[int]) -> bytes:
-    """Encode token ids as u32 little-endian, the form in which they are hashed and compared."""
+    """Encode token ids as u32 little-endian, the form that is hashed and compared."""
     return np.asarray(token_ids, dtype="<u4").tobytes()
 
 
@@ -61,7 +61,7 @@ def num_common_tokens(first: bytes, second: bytes) -> int:
 
 
 def block_hash(parent: BlockHash, token_bytes: bytes) -> BlockHash:
-    """Hash one full block's encoded tokens behind its parent."""
+    """Hash one full block's encoded tokens after its parent."""
     return BlockHash(hashlib.sha256(_BLOCK_TAG + parent + token_bytes).digest())
 
 
@@ -78,6 +78,6 @@ def chain_hashes(namespace: BlockHash, token_ids: Sequence[int], block_size: int
 
 
 def _field(tag: str, value: str) -> bytes:
-    # surrogatepass: a lone surrogate from a JSON body still has one unambiguous encoding.
+    # surrogatepass: a lone surrogate from a JSON body needs an unambiguous encoding too.
     tag_bytes, value_bytes = tag.encode(), value.encode("utf-8", "surrogatepass")
     return struct.pack("<B", len(tag_bytes)) + tag_bytes + struct.pack("<I", len(value_bytes)) + value_bytes

@@ -1,28 +1,27 @@
-"""Gives sequences their blocks and decides what of them may be reused.
+"""Allocates blocks to sequences and decides which of them may be reused.
 
-Matching and holding happen in one call: a prefix found is a prefix held, so no record of "computed tokens"
-can outlive the blocks it was made from. A sequence that cannot get all it needs gets nothing.
+`admit` holds the matched prefix and allocates the rest, or changes nothing. So the count of computed tokens
+never outlives the blocks it stands for.
 
-A block enters the prefix cache only when the KV of its last token has been written (`commit`, after the
-step). If the same content is already there (two sequences computed it side by side), the late copy is given
-back and the table points to the first: no twins, and a cached block's parent is always cached too, held by
-every sequence that holds the child. Blocks are released deepest first, so that eviction eats prefixes from
-their tail.
+A block enters the prefix cache only after the KV of its last token has been written (`commit`, after the
+step). If the same content is already cached, because two sequences computed it side by side, the later copy
+is released and the table points to the first. Hence there are no twins, and the parent of a cached block is
+cached too and held by every sequence that holds the child. Blocks are released deepest first, so eviction
+takes prefixes from their end.
 
-Where every layer has a sliding window, a running sequence lets go of the blocks behind it: nobody reads them
-for this sequence again, so they are cached like those of a sequence that ended. If one of them is evicted
-while the sequence still holds what follows, that lost its way in: all that continues an evicted block is
-forgotten with it, and a held block that was forgotten is an unnamed one of its sequence.
+If every layer has a sliding window, a running sequence releases the blocks that the window has passed; they
+stay cached like those of a finished sequence. If one of them is evicted while the sequence still holds later
+blocks, those can no longer be found: everything that continues an evicted block leaves the cache with it,
+and a block that is still held stays with its sequence, uncached.
 
-Named blocks are never written again. Where a prompt parts from a cached block inside it, the shared head may
-be copied on write: the sequence gets its own block with a copy, and computes from the first own token on.
+Cached blocks are never written again, and only whole blocks are shared.
 
-Knows no torch and no scheduling policy.
+It does not know torch or the scheduling policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from engine_adapter.engine.kv.block_hash import (
     TOKEN_BYTES,
@@ -30,11 +29,10 @@ from engine_adapter.engine.kv.block_hash import (
     block_hash,
     chain_hashes,
     encode_tokens,
-    num_common_tokens,
 )
 from engine_adapter.engine.kv.eviction_log import EvictionLog
 from engine_adapter.engine.kv.prefix_cache import CachedBlock, PrefixCache
-from engine_adapter.engine.scheduling.sequence import Sequence
+from engine_adapter.engine.kv.sequence import Sequence
 from paged_kv.block_pool import BlockId, BlockPool
 
 
@@ -47,18 +45,13 @@ class BlockManager:
         block_size: int,
         *,
         enable_prefix_caching: bool = True,
-        min_partial_tokens: int = 1,
-        copy_block: Callable[[BlockId, BlockId], None] | None = None,
         reach_tokens: int | None = None,
     ) -> None:
         """Manage an unused pool.
 
         Args:
-            min_partial_tokens: shared tokens from which copying the head of a block pays.
-            copy_block: copies the KV of one block (source, destination); None: only whole blocks are reused.
-            reach_tokens: how many tokens, itself included, the farthest-looking layer sees; None: all.
+            reach_tokens: how many tokens, itself included, a token attends to at most; None: all.
         """
-        assert min_partial_tokens >= 1
         self.pool = pool
         self.block_size = block_size
         self.prefix_cache = PrefixCache()
@@ -66,21 +59,23 @@ class BlockManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._enable_prefix_caching = enable_prefix_caching
-        self._min_partial_tokens = min_partial_tokens
-        self._copy_block = copy_block
         self._reach_tokens = reach_tokens
         self.block_bytes = block_size * TOKEN_BYTES
-        # Names that an admitted sequence will compute soon, with the number of sequences that will.
+        # Hashes of blocks that admitted sequences are going to compute, with the number of sequences.
         self._awaited: dict[BlockHash, int] = {}
+
+    def __repr__(self) -> str:
+        hit_tokens = f"{self.num_hit_tokens} of {self.num_queried_tokens} tokens hit"
+        return f"<BlockManager {self.pool!r}, {len(self.prefix_cache)} in the prefix cache, {hit_tokens}>"
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def match_prefix(self, sequence: Sequence) -> list[BlockId]:
-        """Return the cached blocks that this sequence could start from. Changes only its list of hashes.
+        """Return the cached blocks that this sequence can start from. Changes only its list of hashes.
 
-        The last token is never taken from the cache, since its logits are needed: a prompt of exactly
-        n full blocks reuses at most n - 1 of them.
+        The last token is always computed, because its logits are needed: a prompt of exactly n full blocks
+        reuses at most n - 1 of them.
         """
         if not self._enable_prefix_caching:
             return []
@@ -96,7 +91,7 @@ class BlockManager:
         )
 
     def waits_for_another(self, sequence: Sequence, num_matched: int) -> bool:
-        """Whether the block after the match is being computed by another sequence right now."""
+        """Whether another sequence is computing the first block that did not match."""
         if sequence.scores_prompt:
             return False
         hashes = sequence.block_hashes
@@ -104,60 +99,24 @@ class BlockManager:
         return num_matched < num_reusable and hashes[num_matched] in self._awaited
 
     def admit(self, sequence: Sequence, matched: list[BlockId], *, num_spare: int = 0) -> bool:
-        """Hold the matched blocks and get the rest of the blocks for all its tokens, or change nothing.
+        """Hold the matched blocks and allocate the others for all tokens, or change nothing.
 
         Args:
-            matched: the result of `match_prefix`, taken since the last change of pool and cache.
-            num_spare: blocks that must stay available afterwards, room for running sequences to grow.
+            matched: the result of `match_prefix`; pool and cache must not have changed since.
+            num_spare: blocks that must stay available, so that running sequences can grow.
         """
         assert not sequence.block_table, "admitted twice"
         num_new = self.num_blocks_for(sequence.num_tokens) - len(matched)
-        if not self._has_room(matched, num_new + num_spare):
+        num_idle = sum(self.pool.is_cached(block_id) for block_id in matched)  # available until held
+        if num_new + num_spare + num_idle > self.pool.num_available:
             return False
-        source = self._partial_source(sequence, len(matched))
-        if source is not None and not self._has_room([*matched, source.block_id], num_new + num_spare):
-            source = None
-        held = [*matched, source.block_id] if source is not None else matched
-        for block_id in held:
+        for block_id in matched:
             self.pool.acquire(block_id)
         sequence.block_table = [*matched, *(self._allocate() for _ in range(num_new))]
         sequence.num_computed_tokens = len(matched) * self.block_size
         sequence.num_committed_blocks = len(matched)
-        if source is not None:
-            self._copy_partial(sequence, source)
         self._record_admission(sequence, len(matched))
         return True
-
-    def _has_room(self, held: list[BlockId], num_new: int) -> bool:
-        """Whether new blocks are left after holding these: an idle one counts as available until held."""
-        num_idle = sum(self.pool.is_cached(block_id) for block_id in held)
-        return num_new + num_idle <= self.pool.num_available
-
-    def _partial_source(self, sequence: Sequence, num_matched: int) -> CachedBlock | None:
-        """Return the cached block that shares most tokens with the first unmatched one, if worth a copy."""
-        if self._copy_block is None or not self._enable_prefix_caching or sequence.scores_prompt:
-            return None
-        parent = sequence.block_hashes[num_matched - 1] if num_matched else sequence.namespace
-        best, most = None, self._min_partial_tokens - 1
-        for child in self.prefix_cache.children_of(parent):
-            shared = self._num_shared(sequence, num_matched, child)
-            if shared > most:
-                best, most = child, shared
-        return best
-
-    def _num_shared(self, sequence: Sequence, index: int, child: CachedBlock) -> int:
-        """Leading tokens of the sequence's block that a cached block holds too, never its last token."""
-        start = index * self.block_size
-        wanted = sequence.token_ids[start : min(start + self.block_size, sequence.num_tokens - 1)]
-        return num_common_tokens(encode_tokens(wanted), child.token_bytes)
-
-    def _copy_partial(self, sequence: Sequence, source: CachedBlock) -> None:
-        """Copy the shared head of a cached block into the sequence's own: it will write the rest itself."""
-        assert self._copy_block is not None
-        index = sequence.num_committed_blocks
-        self._copy_block(source.block_id, sequence.block_table[index])
-        sequence.num_computed_tokens += self._num_shared(sequence, index, source)
-        self.pool.release(source.block_id, keep_content=True)
 
     def _record_admission(self, sequence: Sequence, num_matched: int) -> None:
         if sequence.num_cached_tokens is None:
@@ -170,7 +129,7 @@ class BlockManager:
                 self._awaited[awaited] = self._awaited.get(awaited, 0) + 1
 
     def count_loaded(self, sequence: Sequence, tier: str, num_tokens: int) -> None:
-        """Take note that tokens came from a slower tier after the first admission: a hit like any other."""
+        """Count tokens that a tier delivered after the first admission: they are a hit like any other."""
         if sequence.num_preemptions == 0:
             assert sequence.num_cached_tokens is not None, "loaded before it was admitted"
             sequence.num_cached_tokens += num_tokens
@@ -178,7 +137,7 @@ class BlockManager:
             sequence.num_loaded_tokens[tier] = sequence.num_loaded_tokens.get(tier, 0) + num_tokens
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make the block table cover `num_tokens` tokens, or change nothing and return False."""
+        """Extend the block table to `num_tokens` tokens, or change nothing and return False."""
         num_new = self.num_blocks_for(num_tokens) - len(sequence.block_table)
         if num_new > self.pool.num_available:
             return False
@@ -186,16 +145,16 @@ class BlockManager:
         return True
 
     def commit(self, sequence: Sequence) -> list[CachedBlock]:
-        """Name every block whose tokens are all computed; returns the entries that are new to the cache.
+        """Cache every block whose tokens are all computed; return the entries that are new to the cache.
 
-        Changes: lets go of the blocks that no layer will look at again.
+        Changes: releases the blocks that the sliding window has passed.
         """
         stored: list[CachedBlock] = []
         num_full = sequence.num_computed_tokens // self.block_size
         if self._enable_prefix_caching and not sequence.is_private:
             self._extend_hashes(sequence)
             for index in range(sequence.num_committed_blocks, num_full):
-                if not self._name(sequence, index, stored):
+                if not self._cache_block(sequence, index, stored):
                     sequence.is_private = True
                     break
             self._stop_awaiting(sequence, len(sequence.block_hashes) if sequence.is_private else num_full)
@@ -203,29 +162,29 @@ class BlockManager:
         self._release_passed(sequence)
         return stored
 
-    def _name(self, sequence: Sequence, index: int, stored: list[CachedBlock]) -> bool:
-        """Enter one full block into the cache, or use its twin there; False where it can have no name.
+    def _cache_block(self, sequence: Sequence, index: int, stored: list[CachedBlock]) -> bool:
+        """Cache one full block, or switch to its twin in the cache; return False if it cannot be cached.
 
         Changes: appends to `stored` what is new to the cache.
         """
         if index and self.prefix_cache.entry_of(sequence.block_table[index - 1]) is None:
-            return False  # its parent was forgotten: nobody could find it
+            return False  # its parent left the cache: no lookup could reach it
         entry = self._entry_of(sequence, index)
-        serving = self.prefix_cache.insert(entry)
-        if serving is None:
-            return False  # the name is taken by other tokens: nothing behind it may be indexed either
-        if serving == entry.block_id:
+        cached_id = self.prefix_cache.insert(entry)
+        if cached_id is None:
+            return False  # its hash belongs to other tokens: nothing after it may be cached either
+        if cached_id == entry.block_id:
             stored.append(entry)
         else:
-            self.pool.acquire(serving)
+            self.pool.acquire(cached_id)
             self.pool.release(entry.block_id, keep_content=False)
-            sequence.block_table[index] = serving
+            sequence.block_table[index] = cached_id
         return True
 
     def _release_passed(self, sequence: Sequence) -> None:
-        """Give back the blocks behind the window of the next token, but for the last full one.
+        """Release the blocks that the window of the next token has passed, except the last full one.
 
-        That one is kept, however short the window, because the next block's name depends on it.
+        That one is kept, however short the window, because the next block's hash depends on it.
         """
         if self._reach_tokens is None:
             return
@@ -237,9 +196,9 @@ class BlockManager:
             sequence.num_released_blocks = num_passed
 
     def _release(self, sequence: Sequence, start: int, end: int) -> None:
-        """Give back blocks of the table, deepest first; what precedes them, if idle, is to be evicted later.
+        """Release blocks of the table, deepest first; idle blocks before them are moved later in the queue.
 
-        O(blocks before `end`) where a window has released some before, else O(end - start).
+        O(blocks before `end`) if a window has released some earlier, else O(end - start).
         """
         released = sequence.block_table[start:end]
         if not released:
@@ -251,7 +210,7 @@ class BlockManager:
             self.pool.touch(entry.block_id)
 
     def free(self, sequence: Sequence) -> None:
-        """Give all blocks back; named ones stay cached, deepest first in line for eviction."""
+        """Release all blocks; cached ones stay cached, the deepest first in eviction order."""
         self._stop_awaiting(sequence, len(sequence.block_hashes))
         self._release(sequence, sequence.num_released_blocks, len(sequence.block_table))
         sequence.block_table = []
@@ -259,12 +218,12 @@ class BlockManager:
         sequence.num_computed_tokens = 0
         sequence.num_committed_blocks = 0
         sequence.is_private = False
-        sequence.load = None
+        sequence.load_id = None
 
     def clear_cache(self) -> int:
-        """Forget every cached block nobody holds. Returns their number; held blocks stay named."""
+        """Forget every cached block that has no holder; return their number. Held blocks stay cached."""
         victims = self.pool.cached_in_eviction_order()
-        for block_id in victims:  # children come before their parents, so each is still there
+        for block_id in victims:  # children come before their parents, so each is still cached
             self._forget(block_id)
             self.pool.discard(block_id)
         return len(victims)
@@ -275,7 +234,7 @@ class BlockManager:
         return block_id
 
     def _forget(self, block_id: BlockId) -> None:
-        """Forget a block, and with it what continues it: only a sequence's window leaves such orphans."""
+        """Forget a block and everything that continues it; only a sliding window leaves such blocks."""
         forgotten = [self.prefix_cache.entry_of(block_id)]
         while forgotten:
             entry = forgotten.pop()
@@ -288,7 +247,7 @@ class BlockManager:
                 self.pool.discard(entry.block_id)
 
     def _stop_awaiting(self, sequence: Sequence, end: int) -> None:
-        """Withdraw the announcement of blocks from the first uncommitted one up to `end`."""
+        """Withdraw the announced blocks from the first uncommitted one up to `end`."""
         for index in range(sequence.num_committed_blocks, min(end, sequence.num_awaited_blocks)):
             awaited = sequence.block_hashes[index]
             remaining = self._awaited.pop(awaited) - 1
@@ -298,7 +257,7 @@ class BlockManager:
             sequence.num_awaited_blocks = 0
 
     def _extend_hashes(self, sequence: Sequence) -> None:
-        """Hash the full blocks of `token_ids` that are not hashed yet. O(new tokens)."""
+        """Hash the full blocks of `token_ids` that have no hash yet. O(new tokens)."""
         num_hashed = len(sequence.block_hashes)
         if num_hashed == 0:
             sequence.block_hashes = chain_hashes(sequence.namespace, sequence.token_ids, self.block_size)
@@ -321,8 +280,9 @@ class BlockManager:
         return encode_tokens(sequence.token_ids[start : start + self.block_size])
 
     def verify(self, sequences: list[Sequence], pinned: Iterable[BlockId] = ()) -> None:
-        """Assert that pool, cache and block tables agree. O(blocks); for tests and idle moments."""
-        self.pool.verify([block_id for item in sequences for block_id in item.held_blocks], pinned)
+        """Assert that pool, cache and block tables agree. O(blocks): for tests and an idle engine."""
+        held = [block_id for sequence in sequences for block_id in sequence.held_blocks]
+        self.pool.verify(held, pinned)
         self.prefix_cache.verify()
         order = {block_id: i for i, block_id in enumerate(self.pool.cached_in_eviction_order())}
         for entry in self.prefix_cache:
@@ -336,5 +296,7 @@ class BlockManager:
                 assert idle_since < order[parent.block_id], "a parent would be evicted before its child"
         for block_id in order:
             assert self.prefix_cache.entry_of(block_id) is not None, f"block {block_id} cached, not indexed"
-        awaited = sum(max(0, item.num_awaited_blocks - item.num_committed_blocks) for item in sequences)
-        assert sum(self._awaited.values()) == awaited, "awaited names do not match the sequences"
+        awaited = sum(
+            max(0, sequence.num_awaited_blocks - sequence.num_committed_blocks) for sequence in sequences
+        )
+        assert sum(self._awaited.values()) == awaited, "awaited hashes do not match the sequences"

@@ -1,6 +1,7 @@
-"""A bounded memory of names that were in the cache and are not any more, to explain misses.
+"""Remembers which blocks were evicted, to explain misses and to report evictions.
 
-Holds hashes and moments only, never tokens or KV. The oldest memories are dropped first.
+Bounded: the oldest are dropped first. What is remembered is a hash and a time, never tokens or KV; only
+evictions not yet reported keep their whole entry.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from time import monotonic
 from engine_adapter.engine.kv.block_hash import BlockHash
 from engine_adapter.engine.kv.prefix_cache import CachedBlock
 
-DEFAULT_CAPACITY = 65_536  # names; about 10 MB, one million tokens at 16 per block
+DEFAULT_CAPACITY = 65_536  # hashes: about 10 MB, one million tokens at 16 per block
 
 
 class EvictionLog:
-    """Hash → when its block was given away."""
+    """Hash → when its block was evicted."""
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY, clock: Callable[[], float] = monotonic) -> None:
         self.num_evictions = 0

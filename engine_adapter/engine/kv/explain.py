@@ -1,9 +1,9 @@
-"""Why a prompt would hit or miss the cache, as of now.
+"""Explains why a prompt would hit or miss the cache now.
 
-Walks the chain of the prompt and names the first block that is not there, with the cause: it was evicted,
-another prompt continues differently from token n on, the same tokens are there under another salt or
-adapter, or nobody ever sent them. An answer tells what others sent, so it is for operators only.
-Changes nothing; a hit is not counted.
+Walks the hash chain of the prompt and finds the first block that is not cached, and the reason: it was
+evicted, cached prompts differ from token n on, the same tokens are cached under another salt or adapter, or
+nobody has sent them. The answer reveals what others have sent, so it is for operators only. Changes nothing;
+a hit is not counted.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from engine_adapter.engine.kv.prefix_cache import CachedBlock
 
 
 class MissCause(enum.Enum):
-    NONE = "none"  # all that can be reused is there
-    TOO_SHORT = "too_short"  # less than one full block and a token
+    NONE = "none"  # everything that can be reused is cached
+    TOO_SHORT = "too_short"  # shorter than one full block and a token
     EVICTED = "evicted"
-    DIFFERENT = "different"  # a cached prompt shares this prefix and then differs inside the block
+    DIFFERENT = "different"  # a cached prompt shares this prefix and differs inside the block
     OTHER_NAMESPACE = "other_namespace"  # the same tokens are cached under another salt or adapter
-    NEVER_SEEN = "never_seen"  # or so long ago that its eviction is forgotten too
+    NEVER_SEEN = "never_seen"  # or so long ago that its eviction is no longer remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What of a prompt is cached and why not more."""
+    """How much of a prompt is cached, and why not more."""
 
     num_tokens: int
     num_cached_tokens: int
-    num_reusable_tokens: int  # with everything cached: full blocks, never the last token
+    num_reusable_tokens: int  # if everything were cached: full blocks, never the last token
     cause: MissCause
-    first_missing_token: int | None = None  # position where the cached prefix ends, or where texts part
+    first_missing_token: int | None = None  # position where the cached prefix ends, or where prompts differ
     evicted_at_s: float | None = None  # on the engine's clock
-    tier_tokens: dict[str, int] = field(default_factory=dict)  # behind the cached ones, by slower tier
+    tier_tokens: dict[str, int] = field(default_factory=dict)  # after the cached ones, in each tier
 
 
 def explain_prompt(
@@ -46,7 +46,7 @@ def explain_prompt(
     token_ids: Sequence[int],
     other_namespaces: Iterable[BlockHash] = (),
 ) -> Explanation:
-    """Explain one prompt against the present cache."""
+    """Explain one prompt against the cache as it is now."""
     size = blocks.block_size
     num_reusable = max(len(token_ids) - 1, 0) // size
     head = token_ids[: num_reusable * size]
@@ -88,6 +88,6 @@ def _num_cached(
 
 
 def _longest_shared(children: Iterable[CachedBlock], token_ids: Sequence[int]) -> int | None:
-    """Tokens that the best of the cached continuations shares, or None where there is none."""
+    """Tokens that the best cached continuation shares, or None if there is no continuation."""
     encoded = encode_tokens(token_ids)
     return max((num_common_tokens(child.token_bytes, encoded) for child in children), default=None)

@@ -1,9 +1,9 @@
-"""What is resident of whom, under names that the gateway chose: it needs no tokenizer and no hashes.
+"""Counts the resident tokens of each tag. The gateway chooses the tags and needs no tokenizer and no hashes.
 
-A request carries opaque tags. A session tag stands for the newest prompt and answer of that session; a group
-tag stands for what all prompts under it have in common, so for a shared system prompt. The answer to "how
-many tokens of tag T are here?" is the cached head of that chain. Bounded; the least recently used tag is
-forgotten first. Holds hashes only.
+A request carries opaque tags. A session tag stands for the newest prompt and answer of that session. A group
+tag stands for what all prompts with that tag have in common, such as a shared system prompt. A tag's resident
+tokens are the cached head of its hash chain. Bounded: the least recently used tag is dropped first. Holds
+hashes only.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class TagInventory:
         return len(self._chains)
 
     def record_session(self, tag: str, hashes: Sequence[BlockHash]) -> None:
-        """Let the tag stand for this chain from now on."""
+        """Make this chain the tag's."""
         self._store(tag, tuple(hashes))
 
     def record_group(self, tag: str, prompt_hashes: Sequence[BlockHash]) -> None:
-        """Let the tag stand for what this prompt has in common with all before it."""
+        """Shorten the tag's chain to what this prompt shares with all earlier ones."""
         known = self._chains.get(tag)
         if known is None:
             self._store(tag, tuple(prompt_hashes))
@@ -44,26 +44,26 @@ class TagInventory:
             if mine != theirs:
                 break
             num_common += 1
-        # A prompt with nothing in common says that the tag is no prefix: keep what most prompts share.
+        # A prompt that shares nothing does not belong to the group: keep the chain.
         self._store(tag, known[:num_common] if num_common else known)
 
     def forget(self, tag: str) -> None:
         self._chains.pop(tag, None)
 
     def resident_tokens(self, tag: str) -> int | None:
-        """Tokens of the tag's prefix that are cached now, or None for an unknown tag."""
+        """The tag's tokens that are cached now, or None for an unknown tag."""
         chain = self._chains.get(tag)
         return None if chain is None else self._num_resident(chain) * self._block_size
 
     def report(self) -> dict[str, int]:
-        """Resident tokens of every tag that has any. O(sum of resident blocks)."""
+        """Resident tokens of every tag that has any. O(resident blocks of all tags)."""
         counts = {tag: self._num_resident(chain) * self._block_size for tag, chain in self._chains.items()}
         return {tag: count for tag, count in counts.items() if count}
 
     def report_below(
         self, count_following: Callable[[Sequence[BlockHash]], dict[str, int]]
     ) -> dict[str, dict[str, int]]:
-        """Tokens of every tag that follow its resident ones and lie in a slower tier, by tier.
+        """Tokens of every tag that follow its resident ones and are in a tier, by tag and tier.
 
         Args:
             count_following: see `KVTiers.count_following`.

@@ -1,17 +1,17 @@
-"""Sends KV events over ZMQ from a thread of its own, so that the engine's steps never wait for a socket.
+"""Sends KV events over ZMQ from its own thread, so that the engine's steps never wait for a socket.
 
-Two sockets, as vLLM's: PUB with frames `(topic, 8-byte big-endian number, payload)`, and ROUTER for those
-who missed something. A client sends one frame to the ROUTER after the empty delimiter:
+Two sockets, like vLLM's: PUB with frames `(topic, 8-byte big-endian number, payload)`, and ROUTER for
+receivers that missed something. A client sends one frame to the ROUTER after the empty delimiter:
 
     8-byte big-endian number    replay of the remembered batches from there on
     b"snapshot"                 the resident blocks, each frame numbered with the last batch contained
 
 and gets `(topic, number, payload)` messages, ended by number -1 (all bits set) with an empty payload.
 
-Changes are sent when they come and heartbeats on a timer, so an idle engine is heard too. The engine hands
-over values through a queue; the journal belongs to the thread. Neither socket can block the thread (both drop
-what a slow peer does not take), so the queue never holds more than one poll interval's changes. A receiver
-that was dropped sees the gap in the numbers, or the digest, and asks again.
+Changes are sent as they come, heartbeats on a timer, so an idle engine sends something too. The engine passes
+values through a queue; the journal belongs to the thread. Neither socket blocks the thread (both drop what a
+slow peer does not take), so the queue holds no more than one poll interval's changes. A receiver that missed
+something sees the gap in the numbers, or the wrong digest, and asks again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KVEventConfig:
     replay_endpoint: str = "tcp://127.0.0.1:*"
     topic: str = ""
     heartbeat_interval_s: float = 5.0
-    poll_interval_s: float = 0.05  # greatest delay of an event, and of the answer to a replay request
+    poll_interval_s: float = 0.05  # longest delay of an event and of the answer to a replay request
     send_high_water_mark: int = 100_000
 
 
@@ -54,14 +54,14 @@ class _Change:
 
 
 class KVEventPublisher:
-    """Owner of the sockets, the thread and the journal. Start once, stop once."""
+    """Owns the sockets, the thread and the journal. Start once, stop once."""
 
     def __init__(
         self, config: KVEventConfig, *, block_size: int, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self.config = config
         self.epoch = secrets.token_hex(8)
-        self.endpoint = ""  # the bound address, known after start
+        self.endpoint = ""  # the bound address, set by `start`
         self.replay_endpoint = ""
         self._wall_clock = wall_clock
         self._journal = EventJournal(epoch=self.epoch, block_size=block_size)
@@ -85,7 +85,7 @@ class KVEventPublisher:
         self._thread.start()
 
     def record(self, removed: list[CachedBlock], stored: list[CachedBlock]) -> None:
-        """Hand over one step's changes; called by the engine's thread, returns at once."""
+        """Queue one step's changes; called by the engine's thread, does not block."""
         self._changes.put(_Change(removed=removed, stored=stored))
 
     def stop(self) -> None:
@@ -116,7 +116,7 @@ class KVEventPublisher:
         self._publish.send_multipart([self.config.topic.encode(), _encode_number(number), payload])
 
     def _answer(self) -> None:
-        """Answer one replay or snapshot request; nonsense gets the end mark alone."""
+        """Answer one replay or snapshot request; an unknown request gets only the end mark."""
         frames = self._router.recv_multipart()
         if len(frames) != 3:
             return

@@ -1,19 +1,19 @@
-"""KV events on the wire: vLLM's format in its map form, and what that format lacks.
+"""KV events on the wire: vLLM's format in its map form, with three additions.
 
 Payload = msgpack of an array `[ts, events, data_parallel_rank, epoch, digest, num_blocks]`. The first three
-are vLLM's `EventBatch`; its decoders ignore the rest, which is ours:
+are vLLM's `EventBatch`; its decoders ignore the others, which are ours:
 
-    epoch       names one life of this cache; another epoch means: forget everything about this node
-    digest      XOR of the first 16 bytes of all resident block hashes, after this batch was applied
-    num_blocks  how many blocks that is
+    epoch       changes when the cache starts empty; a new epoch means: forget everything about this worker
+    digest      XOR of the first 16 bytes of all resident block hashes, after this batch
+    num_blocks  number of resident blocks, after this batch
 
 Each event is a map with a `type`: `BlockStored`, `BlockRemoved`, `AllBlocksCleared`; hashes are 32 bytes.
-A batch without events is a heartbeat. A receiver that has applied everything knows the same digest; if not,
-it asks for a snapshot: batches of `BlockStored`, parents first, which carry the number of the last event
-batch they contain, and from which the live stream goes on without a gap.
+A batch without events is a heartbeat. A receiver that has applied all batches computes the same digest. If
+it does not, it asks for a snapshot: batches of `BlockStored`, parents first, numbered with the last event
+batch that they contain, so that the live stream continues without a gap.
 
 This module is the state behind the stream, pure and single-threaded: what is resident, the last batches for
-replay, the next number. Sockets, threads and clocks are the publisher's.
+replay, the next number. The publisher owns sockets, threads and clocks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class EventJournal:
     def append(
         self, removed: Iterable[CachedBlock], stored: Iterable[CachedBlock], ts: float
     ) -> tuple[int, bytes]:
-        """Apply one step's changes, removals first; returns the batch's number and bytes to publish."""
+        """Apply one step's changes, removals first; return the batch's number and payload."""
         removed_hashes = [bytes(entry.block_hash) for entry in removed if self._drop(entry.block_hash)]
         stored_entries = [entry for entry in stored if self._add(entry)]
         events: list[KVEvent] = []
@@ -99,15 +99,15 @@ class EventJournal:
         return self._number(events, ts)
 
     def heartbeat(self, ts: float) -> tuple[int, bytes]:
-        """Number an empty batch: the digest of this moment."""
+        """Return a numbered batch without events."""
         return self._number([], ts)
 
     def replay(self, start_sequence: int) -> Iterator[tuple[int, bytes]]:
-        """Return the batches from `start_sequence` on that are still remembered."""
+        """Return the remembered batches from `start_sequence` on."""
         return ((number, payload) for number, payload in list(self._sent) if number >= start_sequence)
 
     def snapshot(self, ts: float) -> tuple[int, list[bytes]]:
-        """Return the number of the last batch contained (-1: none yet), and the batches of the snapshot."""
+        """Return the number of the last batch that the snapshot contains (-1: none), and its batches."""
         entries = list(self._in_tree_order())
         payloads = []
         for start in range(0, len(entries), SNAPSHOT_BLOCKS_PER_BATCH):
@@ -116,7 +116,7 @@ class EventJournal:
         return self.next_sequence - 1, payloads
 
     def _stored_events(self, entries: list[CachedBlock]) -> Iterator[BlockStored]:
-        """Join consecutive blocks of one chain into one event each."""
+        """Make one event of each run of consecutive blocks."""
         run: list[CachedBlock] = []
         for entry in entries:
             if run and entry.parent_hash != run[-1].block_hash:
@@ -131,7 +131,7 @@ class EventJournal:
         parent = run[0].parent_hash
         return BlockStored(
             block_hashes=[bytes(entry.block_hash) for entry in run],
-            # A namespace is no block: the first block of a prompt has no parent on the wire.
+            # A namespace is not a block, so the first block of a prompt has no parent on the wire.
             parent_block_hash=bytes(parent) if parent in self._resident else None,
             token_ids=np.frombuffer(tokens, dtype="<u4").tolist(),
             block_size=self._block_size,
@@ -139,7 +139,7 @@ class EventJournal:
         )
 
     def _in_tree_order(self) -> Iterator[CachedBlock]:
-        """Walk the resident tree depth first, so that parents come before children and chains stay whole."""
+        """Walk the resident tree depth first: parents before children, chains in one piece."""
         children: dict[BlockHash, list[CachedBlock]] = {}
         for entry in self._resident.values():
             children.setdefault(entry.parent_hash, []).append(entry)

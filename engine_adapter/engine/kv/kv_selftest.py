@@ -1,10 +1,10 @@
-"""Is quantised KV good enough for this model? Measured at start, never assumed.
+"""Measures at start whether quantised KV is good enough for this model.
 
-The same prompts run with KV in the compute dtype and with quantised KV; the distance is the mean KL
-divergence of the next-token distributions, over all positions. Above the limit, layers fall back to the
-compute dtype one by one, the layer whose quantisation alone hurts most first, until the distance is within
-the limit; in the extreme every layer has fallen back and the quantised dtype is off. What happened is
-reported, never hidden. Some models need this (Qwen2.5 has a few layers with huge keys), most do not.
+The same prompts run with KV in the compute dtype and with quantised KV. The distance is the mean KL
+divergence of the next-token distributions over all positions. If it exceeds the limit, layers fall back to
+the compute dtype one by one, the most harmful first, until it does not; in the extreme case all layers fall
+back. The result is reported. Some models need this (Qwen2.5 has a few layers with very large keys), most do
+not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine_adapter.engine.model.model import LlamaModel
 from paged_kv.batch import AttentionBatch
 from paged_kv.layout import KVDtype
 
-# Chat, prose with figures, code and a letter: what people send. Short, since a start should take seconds.
+# Typical inputs: chat, prose with numbers, code, a letter. Short, because a start should take seconds.
 SELFTEST_TEXTS = (
     "You are a helpful assistant. What is the capital of France, and why is it famous?",
     "In 1984, about 3.5 million people lived in the city; by 2020 it was 5 million, and the river had moved.",
@@ -46,7 +46,7 @@ class SelfTestReport:
 
     @property
     def is_off(self) -> bool:
-        """Whether no layer is quantised in the end, because even few were too many."""
+        """Whether every layer has fallen back."""
         return self.mean_kl == 0.0 and bool(self.fallback_layers)
 
 
@@ -67,7 +67,7 @@ def choose_layer_dtypes(
     backend: str = "torch",
     device: str = "cpu",
 ) -> tuple[list[KVDtype], SelfTestReport]:
-    """Return the storage dtype of each layer and how it came about.
+    """Return the storage dtype of each layer, and what was measured.
 
     One forward pass per prompt where all is well; `num_layers` more per prompt where it is not.
     """
@@ -96,7 +96,7 @@ def choose_layer_dtypes(
 
 
 def built_in_prompts(vocab_size: int) -> list[list[int]]:
-    """Return pseudo-random prompts for callers without a tokenizer: the same for every start."""
+    """Return pseudo-random prompts for callers without a tokenizer, the same at every start."""
     generator = torch.Generator().manual_seed(0x484F4D49)
     shape = (NUM_BUILT_IN_PROMPTS, BUILT_IN_PROMPT_TOKENS)
     prompts: list[list[int]] = torch.randint(vocab_size, shape, generator=generator).tolist()
@@ -104,7 +104,7 @@ def built_in_prompts(vocab_size: int) -> list[list[int]]:
 
 
 class _Probe:
-    """Runs the prompts with given layer dtypes, each in two chunks so that the second reads stored KV."""
+    """Runs the prompts with given layer dtypes, in two chunks each, so that the second reads stored KV."""
 
     def __init__(
         self, model: LlamaModel, block_size: int, prompts: Prompts, backend: str, device: str
@@ -155,11 +155,11 @@ class _Probe:
         actual = self.log_probabilities(dtypes)
         divergence = (reference.exp() * (reference - actual)).sum(dim=-1).mean()
         agreement = (reference.argmax(dim=-1) == actual.argmax(dim=-1)).float().mean()
-        # Rounding can make a divergence of nothing slightly negative.
+        # Rounding can make a zero divergence slightly negative.
         return _Distance(mean_kl=max(float(divergence), 0.0), top1_agreement=float(agreement))
 
     def most_sensitive_layers(self, wanted: KVDtype, fallback: KVDtype, reference: torch.Tensor) -> list[int]:
-        """Return all layers, the one whose quantisation alone moves the distributions most first."""
+        """Return all layers, ordered by how much quantising each alone changes the distributions."""
         num_layers = self._model.config.num_hidden_layers
         harm = []
         for layer in range(num_layers):

@@ -1,7 +1,7 @@
-"""KV memory of the whole model: which layers are stored in which type, behind one set of block ids.
+"""KV memory of the whole model: all layers, addressed by one set of block ids.
 
-Block ids are the same everywhere. Layers of one storage type share an arena; layers that fell back to a
-wider type (see `kv_selftest`) have a second one with as many blocks. Windowed and full layers differ only in
+Layers with the same storage type share an arena; layers that fell back to a wider type (see `kv_selftest`)
+share a second one with the same number of blocks. Layers with and without a sliding window differ only in
 the attention backend over the same arena.
 """
 
@@ -11,11 +11,25 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from engine_adapter.engine.model.model import LayerAttention
 from engine_adapter.engine.model.model_config import ModelConfig
 from paged_kv.arena import KVArena
 from paged_kv.backends.attention import AttentionBackend, make_backend
+from paged_kv.batch import AttentionBatch
 from paged_kv.layout import KVDtype, KVLayout
+
+
+class LayerAttention:
+    """Attention of one layer: a backend, and the layer's index in that backend's arena."""
+
+    def __init__(self, backend: AttentionBackend, layer: int) -> None:
+        self._backend, self._layer = backend, layer
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
+        """Store key and value, then attend. Changes: KV at the batch's slots."""
+        self._backend.write_kv(self._layer, key, value, batch)
+        return self._backend.attend(self._layer, query, key, value, batch)
 
 
 class KVStorage:
@@ -72,29 +86,24 @@ class KVStorage:
 
     @property
     def is_host(self) -> bool:
-        """True where blocks lie in ordinary memory."""
+        """True if the blocks are in ordinary memory."""
         return all(arena.is_host for arena in self.arenas.values())
 
     def allocate_rows(self, num_blocks: int) -> torch.Tensor:
-        """Return host rows (num_blocks, block_bytes) uint8, page-locked where a device fills them."""
+        """Return host rows (num_blocks, block_bytes) uint8, page-locked if a device fills them."""
         shape = (num_blocks, self.block_bytes)
         return torch.empty(shape, dtype=torch.uint8, pin_memory=not self.is_host)
-
-    def copy_block(self, source: int, destination: int) -> None:
-        """Copy one block in every layer. Changes: the destination."""
-        for backend in self._backend_of_arena.values():
-            backend.copy_blocks([(source, destination)])
 
     def read_blocks(self, block_ids: list[int], out: torch.Tensor) -> None:
         """Copy blocks to host rows (len(block_ids), block_bytes) uint8, arena after arena in each row.
 
-        On a device `out` is complete once torch's current stream has passed the call.
+        On a device, `out` is complete once torch's current stream has passed the call.
         """
         for columns, backend in self._columns(out):
             backend.read_blocks(block_ids, columns)
 
     def write_blocks(self, block_ids: list[int], data: torch.Tensor) -> None:
-        """Changes: the blocks, to host rows from `read_blocks` of a storage of the same shape."""
+        """Write host rows that `read_blocks` of an equal storage returned. Changes: the blocks."""
         for columns, backend in self._columns(data):
             backend.write_blocks(block_ids, columns)
 
@@ -109,21 +118,21 @@ class KVStorage:
             start = end
 
     def read_block(self, block_id: int) -> bytes:
-        """Return one block's bytes, arena after arena, in the order of `arenas`; waits for the device."""
+        """Return one block's bytes, arena after arena in the order of `arenas`; waits for the device."""
         return b"".join(self._backend_of_arena[dtype].read_block(block_id) for dtype in self.arenas)
 
     def write_block(self, block_id: int, data: bytes) -> None:
-        """Changes: one block, to bytes from `read_block` of a storage of the same shape."""
+        """Write bytes that `read_block` of an equal storage returned. Changes: one block."""
         self.write_blocks([block_id], torch.frombuffer(bytearray(data), dtype=torch.uint8)[None])
 
     def checksum(self, block_id: int) -> int:
-        """Return a 64-bit sum of one block over all arenas, computed where it lies."""
+        """Return a 64-bit checksum of one block over all arenas, computed in place."""
         sums = [self._backend_of_arena[dtype].checksum(block_id) for dtype in self.arenas]
         return sum(value * (index + 1) for index, value in enumerate(sums)) % (1 << 64)
 
 
 def block_bytes(config: ModelConfig, *, block_size: int, layer_dtypes: Sequence[KVDtype]) -> int:
-    """Return the bytes that one block takes over all layers, before anything is allocated."""
+    """Return the bytes of one block over all layers, before anything is allocated."""
     return sum(
         _layout(config, num_layers=1, num_blocks=1, block_size=block_size, dtype=dtype).block_bytes
         for dtype in layer_dtypes

@@ -1,8 +1,8 @@
-"""Pins over a restart: one JSON file, replaced in one step, that names what to compute before ready.
+"""Keeps pins over a restart: a JSON file of what to compute before the worker is ready.
 
-A manifest holds tokens, so it belongs to one tokenizer: it carries the model's fingerprint, and one of
-another model is ignored with a warning, never applied. Expired entries are dropped when read. A file that
-cannot be read costs the pins, not the start. The file is as private as the prompts in it: mode 0600.
+The file is replaced atomically. It holds tokens, so it belongs to one tokenizer: it contains the model's
+fingerprint, and a manifest of another model is ignored with a warning. Expired entries are dropped when read.
+If the file cannot be read, the pins are lost but the worker starts. The prompts in it are private: mode 0600.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def write_manifest(path: Path, fingerprint: str, pins: dict[str, PinSpec]) -> No
 
 
 def read_manifest(path: Path, fingerprint: str, now_wall_s: float) -> dict[str, PinSpec]:
-    """Return the pins to restore, by id; empty where there is no usable manifest."""
+    """Return the pins to restore, by id; empty if there is no usable manifest."""
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
     except FileNotFoundError:

@@ -1,15 +1,15 @@
-"""Shared prefixes that must stay resident, within a budget, and never at the price of liveness.
+"""Pins: shared prefixes that stay resident, within a budget.
 
 A pin names a prefix by its tokens and holds every full block of it. Rules:
 
-- pinned blocks never exceed the budget (a share of all blocks), so that requests always find victims;
-- blocks are counted once, however many pins hold them, and stay until the last of these pins goes;
-- a pin takes the longest head of its prefix that fits the budget, and says how much that is; a pin of better
-  priority may displace whole pins of strictly worse priority to fit, and one that gets nothing is refused;
-- what is not resident is computed by the engine as a request of its own and pinned when it ends;
-- a time to live runs from creation on the wall clock; reading the prefix does not extend it.
+- pinned blocks never exceed the budget (a share of all blocks), so requests can always evict something;
+- a block is counted once, however many pins hold it, and stays until the last of them is removed;
+- a pin gets the longest head of its prefix that fits the budget, and reports how much that is; to fit, it may
+  displace whole pins of strictly lower priority; a pin that gets nothing is refused;
+- what is not resident is computed by an internal request and pinned when that ends;
+- a lifetime runs from creation, on the wall clock; using the prefix does not extend it.
 
-Knows no HTTP, no text and no files (`pin_manifest` keeps pins over a restart).
+It does not know HTTP, text or files (`pin_manifest` keeps pins over a restart).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from paged_kv.block_pool import BlockId
 
 
 class PinRefused(Exception):
-    """The pin cannot be had; the message says why."""
+    """The pin is refused; the message says why."""
 
 
 class PinState(enum.Enum):
-    PENDING = "pending"  # parts of the prefix are still to be computed
+    PENDING = "pending"  # part of the prefix has still to be computed
     PINNED = "pinned"  # every full block is held
-    PARTIAL = "partial"  # only the head of the prefix is held: the budget or the computation ended there
+    PARTIAL = "partial"  # only the head of the prefix is held: budget or computation ended there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinSpec:
-    """What somebody asks to keep. Serialisable as it is."""
+    """A prefix to keep, as requested. Serialisable as it is."""
 
     token_ids: tuple[int, ...]
     name: str = ""
@@ -49,7 +49,7 @@ class PinSpec:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pin:
-    """One accepted pin and what it holds at the moment."""
+    """One accepted pin and what it holds now."""
 
     pin_id: str
     spec: PinSpec
@@ -86,25 +86,25 @@ class PinTable:
 
     @property
     def pinned_blocks(self) -> list[BlockId]:
-        """Every hold of every pin, so with repetitions: what `BlockPool.verify` compares."""
+        """The blocks of every pin, with repetitions: what `BlockPool.verify` compares."""
         return [block_id for pin in self._pins.values() for block_id in pin.block_ids]
 
     def get(self, pin_id: str) -> Pin | None:
         return self._pins.get(pin_id)
 
     def add(self, spec: PinSpec, namespace: BlockHash, pin_id: str | None = None) -> Pin:
-        """Accept a pin and hold at once what of it is resident.
+        """Accept a pin and hold what is already resident.
 
         Raises:
-            PinRefused: shorter than a block, expired already, or no budget even for its first block.
+            PinRefused: shorter than a block, already expired, or no budget for even its first block.
 
-        Changes: holds blocks; may drop pins of worse priority.
+        Changes: holds blocks; may remove pins of lower priority.
         """
         hashes = chain_hashes(namespace, spec.token_ids, self._blocks.block_size)
         if not hashes:
             raise PinRefused(f"a pin needs at least one full block of {self._blocks.block_size} tokens")
         if spec.expires_at_wall_s is not None and spec.expires_at_wall_s <= self._wall_clock():
-            raise PinRefused("its time to live has passed already")
+            raise PinRefused("its lifetime has already ended")
         pin = Pin(
             pin_id=pin_id or f"pin-{secrets.token_hex(8)}",
             spec=spec,
@@ -118,7 +118,7 @@ class PinTable:
         return pin
 
     def settle(self, pin: Pin) -> None:
-        """Hold what has become resident; the computation for this pin has ended, however it did."""
+        """Hold what has become resident, after the request for this pin has ended, successfully or not."""
         if pin.pin_id in self._pins:
             self._hold_resident(pin)
             pin.num_allowed_blocks = len(pin.block_ids)
@@ -126,7 +126,7 @@ class PinTable:
             pin.state = PinState.PINNED if complete else PinState.PARTIAL
 
     def remove(self, pin_id: str) -> Pin | None:
-        """Let a pin go; its blocks become ordinary cached ones, deepest first in line for eviction."""
+        """Remove a pin; its blocks become ordinary cached ones, the deepest first in eviction order."""
         pin = self._pins.pop(pin_id, None)
         if pin is not None:
             for block_id in reversed(pin.block_ids):
@@ -135,7 +135,7 @@ class PinTable:
         return pin
 
     def expire(self) -> list[Pin]:
-        """Remove and return the pins whose time has passed."""
+        """Remove and return the pins whose lifetime has ended."""
         now_s = self._wall_clock()
         expired = [
             pin
@@ -154,7 +154,7 @@ class PinTable:
             encode_tokens(pin.spec.token_ids[: pin.num_allowed_blocks * size]),
             self._blocks.block_bytes,
         )
-        # Held blocks cannot leave the cache, so the new list starts with the old one.
+        # Held blocks stay cached, so the new list starts with the old one.
         for block_id in resident[len(pin.block_ids) :]:
             self._blocks.pool.pin(block_id)
             pin.block_ids.append(block_id)
@@ -163,7 +163,7 @@ class PinTable:
             pin.state = PinState.PINNED if complete else PinState.PARTIAL
 
     def _make_budget(self, pin: Pin) -> int:
-        """Return how many leading blocks the pin may hold, after displacing worse pins if it needs to."""
+        """Return how many leading blocks the pin may hold; displaces pins of lower priority if needed."""
         while (allowed := self._affordable(pin)) < min(len(pin.hashes), self._max_prefix_blocks):
             worse = [other for other in self._pins.values() if other.spec.priority > pin.spec.priority]
             if not worse:
@@ -174,7 +174,7 @@ class PinTable:
         return allowed
 
     def _affordable(self, pin: Pin) -> int:
-        """Leading blocks that fit the budget; those that another pin holds or awaits cost nothing."""
+        """Leading blocks that fit the budget; those that another pin holds or awaits are free."""
         promised = {
             block_hash
             for other in self._pins.values()

@@ -1,11 +1,11 @@
-"""Index from block names to blocks: which prefix of a prompt already lies in KV memory.
+"""Index from block hashes to blocks: which prefix of a prompt is already in KV memory.
 
-Entries form a tree: each knows its parent's hash, so a lookup walks from the namespace down and stops at
-the first gap. A hit needs the hash *and* the tokens *and* the parent to be equal, so that even a forced
-hash collision is a miss (counted), never another prompt's KV. One name has one block: a second copy of the
-same content is refused, and the caller uses the first.
+Entries form a tree: each has its parent's hash, so a lookup walks down from the namespace and stops at the
+first gap. A hit needs the same hash, tokens *and* parent, so even a forced hash collision is a (counted)
+miss and never returns another prompt's KV. A hash has one block: a second copy of the same content is
+refused, and the caller uses the first.
 
-The index orders nothing and counts no holders (the block pool does); it never touches KV memory.
+The index keeps no eviction order and counts no holders (the block pool does), and never touches KV memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paged_kv.block_pool import BlockId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedBlock:
-    """One full block of KV that the index can find."""
+    """One full block of KV in the index."""
 
     block_hash: BlockHash
     parent_hash: BlockHash
@@ -36,6 +36,9 @@ class PrefixCache:
         self._by_block: dict[BlockId, CachedBlock] = {}
         self._children: dict[BlockHash, dict[BlockHash, None]] = {}
 
+    def __repr__(self) -> str:
+        return f"<PrefixCache {len(self)} blocks, {self.num_collisions} collisions>"
+
     def __len__(self) -> int:
         return len(self._by_hash)
 
@@ -43,7 +46,7 @@ class PrefixCache:
         return block_hash in self._by_hash
 
     def get(self, block_hash: BlockHash, parent_hash: BlockHash, token_bytes: bytes) -> CachedBlock | None:
-        """Return the entry whose name, parent and tokens are all equal, else None."""
+        """Return the entry with this hash, parent and tokens, else None."""
         entry = self._by_hash.get(block_hash)
         if entry is None:
             return None
@@ -58,8 +61,8 @@ class PrefixCache:
         """Return the blocks of the longest cached prefix, first block first. O(length of the match).
 
         Args:
-            hashes: the chain of the prompt's full blocks, or as much of it as may be reused.
-            encoded_tokens: the prompt in `encode_tokens` form, at least `len(hashes)` blocks long.
+            hashes: of the prompt's full blocks, or of as many as may be reused.
+            encoded_tokens: the prompt as `encode_tokens` returns it, at least `len(hashes)` blocks long.
             block_bytes: encoded size of one block.
         """
         found: list[BlockId] = []
@@ -75,11 +78,11 @@ class PrefixCache:
         return found
 
     def insert(self, entry: CachedBlock) -> BlockId | None:
-        """Enter a computed block.
+        """Add a computed block.
 
         Returns:
-            The block that now serves this content: the entry's own, or the earlier twin's, which the
-            caller should use instead. None if the name is taken by other content (a collision): the block
+            The block that now serves this content: the entry's own, or an earlier twin, which the caller
+            should use instead. None if the hash belongs to other content (a collision): then the block
             stays private to its sequence.
         """
         assert entry.block_id not in self._by_block, f"block {entry.block_id} is already indexed"
@@ -92,7 +95,7 @@ class PrefixCache:
         return entry.block_id
 
     def remove(self, block_id: BlockId) -> CachedBlock | None:
-        """Forget a block whose memory is about to be reused. Returns its entry, or None if not indexed."""
+        """Remove a block whose memory is about to be reused. Returns its entry, or None if not indexed."""
         entry = self._by_block.pop(block_id, None)
         if entry is None:
             return None
@@ -110,14 +113,14 @@ class PrefixCache:
         return self._by_hash.get(entry.parent_hash)
 
     def children_of(self, parent_hash: BlockHash) -> list[CachedBlock]:
-        """Entries that continue the given prefix: the branches of the radix tree at this point."""
+        """Entries that continue the given prefix: the branches of the tree at this point."""
         return [self._by_hash[child] for child in self._children.get(parent_hash, ())]
 
     def __iter__(self) -> Iterator[CachedBlock]:
         return iter(self._by_hash.values())
 
     def verify(self) -> None:
-        """Assert that the three maps tell the same story. O(n)."""
+        """Assert that the three maps agree. O(n)."""
         assert len(self._by_hash) == len(self._by_block)
         assert sum(len(children) for children in self._children.values()) == len(self._by_hash)
         for block_hash, entry in self._by_hash.items():

@@ -1,7 +1,7 @@
-"""The prefix cache as a tree of prefixes, for people: chains without branches are drawn as one node.
+"""The prefix cache as a readable tree: chains without branches become one node.
 
-A node says how many tokens it adds, how many sequences and pins hold its last block, and what continues it.
-Bounded in nodes, largest subtrees first, because a cache of a million tokens is not for reading. Read-only.
+A node has its number of blocks, how many sequences and pins hold its last block, and what continues it. The
+number of nodes is bounded, largest subtrees first: nobody can read a cache of a million tokens. Read-only.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from paged_kv.block_pool import BlockPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RadixNode:
-    """One stretch of prefix that all its continuations share."""
+    """A run of blocks that all its continuations share."""
 
-    first_hash: str  # hex, of the stretch's first block: a stable name for it
+    first_hash: str  # hex, of the first block: a stable name for the node
     num_blocks: int
     num_holders: int  # sequences that hold its last block now
     num_pins: int
@@ -58,7 +58,7 @@ def _nodes(
     sizes: dict[BlockHash, int],
     budget: list[int],
 ) -> tuple[list[RadixNode], int]:
-    """Draw these blocks' stretches while the budget lasts; returns them and how many were left off."""
+    """Make the nodes of these blocks while the budget lasts; return them and how many were left out."""
     ordered = sorted(entries, key=lambda entry: sizes[entry.block_hash], reverse=True)
     taken = ordered[: max(budget[0], 0)]
     budget[0] -= len(taken)

@@ -1,12 +1,12 @@
 /* Products by bf16 weights, and the small steps between them, on one core.
  *
- * The weights are read where they lie, row-major as checkpoints store them (in a mapped file), widened to fp32
+ * The weights are read in place, row-major as checkpoints store them (in a mapped file), widened to fp32
  * in registers, which is exact, and multiplied and summed in fp32. Two ways, chosen by the number of rows:
  *
- *   few rows   Each weight is used once, so memory is what counts: dot products along the weight's row, in the
+ *   few rows   Each weight is used once, so memory is the limit: dot products along the weight's row, in the
  *              order of memory. A 32-bit word holds two bf16: shifting gives the even one, masking the odd
  *              one, two operations for sixteen weights; the input is split into even and odd to match.
- *   many rows  Arithmetic is what counts: sixteen outputs' weights become a panel [in][16], and six input rows
+ *   many rows  Arithmetic is the limit: sixteen outputs' weights become a panel [in][16], and six input rows
  *              by sixteen outputs are summed in registers, as in every BLAS (Goto and van de Geijn, 2008).
  *
  * Proven against torch in test_cpu_kernels.

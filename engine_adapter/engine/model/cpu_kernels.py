@@ -1,9 +1,9 @@
-"""Our compiled kernels for a CPU, as functions of tensors: products by bf16 weights, norm, gate, rotation.
+"""Our compiled CPU kernels as functions of tensors: products by bf16 weights, norm, SiLU gate, rotation.
 
-They take contiguous fp32 rows and one thread; callers make sure with `kernels_for` and `fits`, and have
-torch's operators otherwise. Why they exist: torch multiplies fp32 rows by 16-bit weights only after packing
-them, which takes seconds at every start and cannot use a mapped file; and its small operators cost more to
-call than to compute. Each result is that of torch up to the order of a sum.
+They take contiguous fp32 rows and run on one thread; callers check with `kernels_for` and `fits`, and use
+torch's operators otherwise. They exist because torch multiplies fp32 rows by 16-bit weights only after
+packing them, which takes seconds at every start and cannot use a mapped file, and because its small operators
+cost more to call than to compute. Results equal torch's up to the order of summation.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _pointer, _long = ctypes.c_void_p, ctypes.c_long
 
 
 class CPUKernels:
-    """The opened library."""
+    """The loaded library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._linear = library.homing_linear_bf16
         self._linear.argtypes = [_pointer, _long, _long, _pointer, _long, _pointer, _long, _pointer]
         self._rms_norm = library.homing_rms_norm
         self._rms_norm.argtypes = [_pointer, _long, _long, _pointer, ctypes.c_float, _pointer]
-        self._gated = library.homing_gated
-        self._gated.argtypes = [_pointer, _long, _long, _pointer]
+        self._silu_and_mul = library.homing_gated
+        self._silu_and_mul.argtypes = [_pointer, _long, _long, _pointer]
         self._rotate = library.homing_rotate
         self._rotate.argtypes = [_pointer, _long, _long, _long, _long, _pointer, _pointer]
-        for function in (self._linear, self._rms_norm, self._gated, self._rotate):
+        for function in (self._linear, self._rms_norm, self._silu_and_mul, self._rotate):
             function.restype = None
 
     def linear(self, weights: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -70,15 +70,15 @@ class CPUKernels:
         self._rms_norm(rows.data_ptr(), num_rows, width, weight.data_ptr(), eps, out.data_ptr())
         return out
 
-    def gated(self, rows: torch.Tensor) -> torch.Tensor:
+    def silu_and_mul(self, rows: torch.Tensor) -> torch.Tensor:
         """Return silu(left half) * right half of fp32 rows."""
         num_rows, width = rows.shape
         out = torch.empty(num_rows, width // 2)
-        self._gated(rows.data_ptr(), num_rows, width // 2, out.data_ptr())
+        self._silu_and_mul(rows.data_ptr(), num_rows, width // 2, out.data_ptr())
         return out
 
     def rotate(self, heads: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Turn the first `num_heads` of contiguous `(num_tokens, heads, head_dim)`, as `rope.rotate` does.
+        """Rotate the first `num_heads` of contiguous `(num_tokens, heads, head_dim)`, as `rope.rotate` does.
 
         Changes: `heads`, in place.
         """
@@ -89,14 +89,14 @@ class CPUKernels:
 
 
 def kernels_for(dtype: torch.dtype, device: torch.device) -> CPUKernels | None:
-    """Return the kernels where they can compute in this dtype, there and with this process's threads."""
+    """Return the kernels if they support this dtype, this device and the number of torch threads."""
     if dtype is not torch.float32 or device.type != "cpu" or torch.get_num_threads() != 1:
         return None
     return _open()
 
 
 def fits(weight: torch.Tensor) -> bool:
-    """Whether `CPUKernels.linear` can read a weight where it lies. Changes nothing."""
+    """Whether `CPUKernels.linear` can read a weight in place. Changes nothing."""
     return (
         weight.dtype is torch.bfloat16
         and weight.device.type == "cpu"
@@ -115,7 +115,7 @@ def _open() -> CPUKernels | None:
 
 
 def _agrees(kernels: CPUKernels) -> bool:
-    """Whether a small product of each kind is torch's: a compiler may be broken."""
+    """Whether small products equal torch's: the compiler may be broken."""
     weight = torch.linspace(-1, 1, 19 * 48).reshape(19, 48).bfloat16()
     multiply = kernels.linear([weight])
     for num_rows in (3, 8, SCRATCH_ROWS + 7):

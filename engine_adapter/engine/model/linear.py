@@ -1,14 +1,17 @@
 """Matrix products of the forward pass, with weights laid out for this processor.
 
-Decoding multiplies few rows by all weights, so it waits for memory: half as many bytes is twice the speed.
-Checkpoints are published in bf16 or fp16. Our own kernel multiplies fp32 rows by bf16 weights where they
-lie, in the mapped file, without a copy. Where it cannot (no compiler, several threads, fp16) FBGEMM may: an
-fp32 copy of such a weight is, but for bits below 2**-25, an fp16 number again. FBGEMM multiplies fp32 rows
-by fp16 weights and sums in fp32, so where every weight survives the way to fp16 and back the product is the
-fp32 one, up to the order of its sums, at half the memory. Where it does not (weights trained or merged in
-fp32), and for bf16 rows, oneDNN multiplies by a weight that it has reordered once. torch reaches both
-through operators that may be missing, so each is tried once, compared with `F.linear`, and left alone where
-it fails or differs. The copy replaces the weight.
+Decoding multiplies few rows by all weights, so it is limited by memory: half the bytes is twice the speed.
+Checkpoints are published in bf16 or fp16. In order of preference:
+
+- our own kernel multiplies fp32 rows by bf16 weights in the mapped file, without a copy (it needs a compiler
+  and one thread);
+- FBGEMM multiplies fp32 rows by fp16 weights and sums in fp32; it is used if every weight survives the
+  conversion to fp16 and back up to 2**-25, so that the product equals the fp32 one up to summation order;
+- oneDNN multiplies by a weight that it reorders once: for bf16 rows, and weights that need fp32;
+- torch's plain product.
+
+torch reaches FBGEMM and oneDNN through operators that may be missing, so each is tried once, compared with
+`F.linear`, and not used if it fails or differs. The packed copy replaces the weight.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ from torch.nn import functional
 
 from engine_adapter.engine.model.cpu_kernels import CPUKernels, fits, kernels_for
 
-PACK_BATCH_HINT = 8  # rows that oneDNN optimises the layout for: between one decode and a small batch
+PACK_BATCH_HINT = 8  # rows for which oneDNN optimises the layout: between one decode and a small batch
 MAX_HALVING_ERROR = 2.0**-25  # half of fp16's smallest number
-CHUNK_ROWS = 4096  # of a weight, worked on together: copies stay small, and FBGEMM packs by columns, in cache
+CHUNK_ROWS = 4096  # of a weight, processed together: small copies, and FBGEMM packs by columns in cache
 
 
 class Linear(Protocol):
@@ -42,13 +45,13 @@ def make_linear(
     dtype: torch.dtype | None = None,
     allow_packed: bool = True,
 ) -> Linear:
-    """Return the fastest product that this machine has by weights `(out_features, in_features)`.
+    """Return the fastest product on this machine by weights `(out_features, in_features)`.
 
     Args:
-        parts: weights whose outputs lie side by side; as they are, or narrower than `dtype`.
+        parts: weights whose outputs are concatenated; in `dtype` or narrower.
         bias: of all outputs together.
         dtype: of the rows; None means that of the first part.
-        allow_packed: False: torch's plain product, for comparison.
+        allow_packed: False uses torch's plain product, for comparison.
     """
     dtype = dtype or parts[0].dtype
     kernels = kernels_for(dtype, parts[0].device) if allow_packed else None
@@ -64,7 +67,7 @@ def make_linear(
 
 
 def is_halvable(weight: torch.Tensor) -> bool:
-    """Whether a fp32 weight is made of fp16 numbers, up to `MAX_HALVING_ERROR`. Changes nothing."""
+    """Whether an fp32 weight consists of fp16 numbers, up to `MAX_HALVING_ERROR`. Changes nothing."""
     return weight.dtype is torch.float32 and all(
         bool((chunk - chunk.half()).abs().max() <= MAX_HALVING_ERROR)
         for chunk in torch.split(weight, CHUNK_ROWS)
@@ -81,7 +84,7 @@ class _PlainLinear:
 
 class _MappedLinear:
     def __init__(self, kernels: CPUKernels, parts: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
-        self._parts, self._bias = tuple(parts), bias  # held: the product knows only where they lie
+        self._parts, self._bias = tuple(parts), bias  # keeps them alive: the product has only their addresses
         self._multiply = kernels.linear(self._parts)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:

@@ -1,16 +1,17 @@
 """The Llama-family forward pass over paged KV, for one ragged batch of tokens.
 
-All tokens of a step, prompts and decodes alike, are rows of one matrix; only attention knows which row
-belongs to whom. Families differ by the presence of a tensor (biases, query and key norms) or by a number in
-`ModelConfig`, never by a class. Query, key and value projections are one product, gate and up another.
+All tokens of a step, prompts and decodes, are rows of one matrix; only attention knows which row belongs to
+which sequence. Families differ by the presence of a tensor (biases, query and key norms) or by a number in
+`ModelConfig`, not by a class. Query, key and value projections are one product, gate and up another.
 
-Norms are computed in fp32 and rounded once, as the checkpoints' own code does. Logits are fp32. On a CPU the
-weights may stay in their mapped file, and our kernels replace some of torch's operators (`cpu_kernels`).
+Norms are computed in fp32 and rounded once, as in the checkpoints' own code. Logits are fp32. On a CPU the
+weights may stay in their mapped file, and our kernels replace some of torch's operators (`cpu_kernels`). KV
+memory is not known here: each layer's attention is a function passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
@@ -19,10 +20,11 @@ from engine_adapter.engine.model.cpu_kernels import LANES, CPUKernels, fits, ker
 from engine_adapter.engine.model.linear import Linear, is_halvable, make_linear
 from engine_adapter.engine.model.model_config import ModelConfig
 from engine_adapter.engine.model.rope import RotaryEmbedding, rotate
-from paged_kv.backends.attention import AttentionBackend
 from paged_kv.batch import AttentionBatch
 
 Weights = dict[str, torch.Tensor]
+AttendLayer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch], torch.Tensor]
+"""Attention of one layer: takes query, key, value and batch; stores key and value before it attends."""
 
 
 class LlamaModel:
@@ -36,12 +38,12 @@ class LlamaModel:
         dtype: torch.dtype | None = None,
         allow_packed: bool = True,
     ) -> None:
-        """Take the weights over.
+        """Take over the weights.
 
         Args:
             dtype: to compute in; None means that of the embedding.
 
-        Changes: empties `weights` as it goes, so that a packed copy and its original rarely coexist.
+        Changes: empties `weights` step by step, so that few packed copies exist beside their originals.
         """
         self.config = config
         embedding = weights.pop("model.embed_tokens.weight")
@@ -61,7 +63,7 @@ class LlamaModel:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         batch: AttentionBatch,
-        attention: Sequence[LayerAttention],
+        attention: Sequence[AttendLayer],
         logit_rows: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Compute one step; returns the logits of `logit_rows`. Arguments and changes: see `hidden_rows`."""
@@ -73,7 +75,7 @@ class LlamaModel:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         batch: AttentionBatch,
-        attention: Sequence[LayerAttention],
+        attention: Sequence[AttendLayer],
         wanted_rows: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Compute one step up to the last layer.
@@ -81,8 +83,8 @@ class LlamaModel:
         Args:
             token_ids: `(num_tokens,)` int64, all sequences concatenated in the batch's order.
             positions: `(num_tokens,)` int64, position of each token in its own sequence.
-            attention: per layer, where its KV lives.
-            wanted_rows: rows whose logits will be wanted; None when the step only fills KV.
+            attention: one function per layer.
+            wanted_rows: rows whose logits are needed; None if the step only fills KV.
 
         Returns:
             `(num_rows, hidden_size)`, or None. Changes: KV at the batch's slots.
@@ -96,36 +98,22 @@ class LlamaModel:
         return None if wanted_rows is None else hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return `(num_rows, vocab_size)` fp32 of rows that left the last layer."""
+        """Return the logits `(num_rows, vocab_size)`, fp32, of rows from the last layer."""
         return self.head(self._ops.norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
 
 
-class LayerAttention:
-    """One layer's view of KV memory: a backend, and the layer's index within that backend's arena."""
-
-    def __init__(self, backend: AttentionBackend, layer: int) -> None:
-        self._backend, self._layer = backend, layer
-
-    def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
-    ) -> torch.Tensor:
-        """Store key and value, then attend. Changes: KV at the batch's slots."""
-        self._backend.write_kv(self._layer, key, value, batch)
-        return self._backend.attend(self._layer, query, key, value, batch)
-
-
 class LayerOperators:
-    """What a layer computes besides attention, by our kernels where they serve this dtype and place."""
+    """What a layer computes besides attention; uses our kernels where they support dtype and device."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, allow_packed: bool) -> None:
         self.dtype, self.allow_packed = dtype, allow_packed
         self._kernels: CPUKernels | None = kernels_for(dtype, device) if allow_packed else None
 
     def keep_table(self, table: torch.Tensor) -> torch.Tensor:
-        """Return what rows are looked up in: where the output head reads the mapped file, that file too."""
+        """Return the embedding table: the mapped file, if the output head reads it in place, or a copy."""
         if self._kernels is not None and fits(table):
             return table
-        # A copy: one tensor that still lies in a mapped file keeps all of the file resident.
+        # A copy: a single tensor in the mapped file would keep the whole file resident.
         return table.half() if is_halvable(table) else table.clone()
 
     def norm(self, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -134,14 +122,16 @@ class LayerOperators:
             return self._kernels.rms_norm(rows, weight, eps)
         return rms_norm(rows, weight, eps)
 
-    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) * up of rows that hold both."""
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate) * up of rows that contain both."""
         if self._kernels is not None and gate_up.shape[1] % (2 * LANES) == 0:
-            return self._kernels.gated(gate_up)
+            return self._kernels.silu_and_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
-    def turn(self, heads: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def rotate(
+        self, heads: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
         """Return the first heads of `(num_tokens, heads, head_dim)` rotated. May change `heads`."""
         if self._kernels is not None and heads.shape[2] % (2 * LANES) == 0 and heads.is_contiguous():
             self._kernels.rotate(heads, num_heads, cos, sin)
@@ -150,7 +140,7 @@ class LayerOperators:
 
 
 class DecoderLayer:
-    """Attention and gated MLP, each behind a norm and added to the stream."""
+    """Attention and gated MLP, each after a norm and added to the residual."""
 
     def __init__(self, config: ModelConfig, weights: Weights, index: int, ops: LayerOperators) -> None:
         self._config, self._ops = config, ops
@@ -185,10 +175,10 @@ class DecoderLayer:
         cos: torch.Tensor,
         sin: torch.Tensor,
         batch: AttentionBatch,
-        attention: LayerAttention,
+        attention: AttendLayer,
         keep_rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the stream after this layer, of `keep_rows` only where given (the last layer)."""
+        """Return the hidden states after this layer, only those of `keep_rows` if given (last layer)."""
         eps = self._config.rms_norm_eps
         query, key, value = self._project(self._ops.norm(hidden, self._input_norm, eps), cos, sin)
         attended = attention(query, key, value, batch).flatten(1)
@@ -196,7 +186,7 @@ class DecoderLayer:
             hidden, attended = hidden[keep_rows], attended[keep_rows]
         hidden = hidden + self._attention_out(attended)
         normed = self._ops.norm(hidden, self._mlp_norm, eps)
-        return hidden + self._down(self._ops.gated(self._gate_up(normed)))
+        return hidden + self._down(self._ops.silu_and_mul(self._gate_up(normed)))
 
     def _project(
         self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -204,15 +194,15 @@ class DecoderLayer:
         """Return rotated query and key, and value, each `(num_tokens, heads, head_dim)`."""
         config = self._config
         num_query, num_kv = config.num_attention_heads, config.num_key_value_heads
-        num_turning = num_query + num_kv
-        heads = self._qkv(normed).view(-1, num_turning + num_kv, config.head_dim)
-        turning, value = heads, heads[:, num_turning:]
+        num_rotated = num_query + num_kv
+        heads = self._qkv(normed).view(-1, num_rotated + num_kv, config.head_dim)
+        to_rotate, value = heads, heads[:, num_rotated:]
         if self._query_norm is not None and self._key_norm is not None:
             query = rms_norm(heads[:, :num_query], self._query_norm, config.rms_norm_eps)
-            key = rms_norm(heads[:, num_query:num_turning], self._key_norm, config.rms_norm_eps)
-            turning = torch.cat((query, key), dim=1)
-        turned = self._ops.turn(turning, num_turning, cos, sin)
-        return turned[:, :num_query], turned[:, num_query:], value
+            key = rms_norm(heads[:, num_query:num_rotated], self._key_norm, config.rms_norm_eps)
+            to_rotate = torch.cat((query, key), dim=1)
+        rotated = self._ops.rotate(to_rotate, num_rotated, cos, sin)
+        return rotated[:, :num_query], rotated[:, num_query:], value
 
 
 def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """The architecture of one Llama-family checkpoint, as numbers.
 
-Decides which checkpoints the engine can run faithfully: everything in a Hugging Face `config.json` that
-changes the forward pass is either represented here or refused by name, so an unknown variant never runs
-as a wrong Llama. Knows no torch, no files and no weights.
+Decides which checkpoints the engine runs: everything in a Hugging Face `config.json` that changes the forward
+pass is either represented here or refused by name, so an unknown variant never runs as a wrong Llama. It does
+not know torch, files or weights.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 JsonObject = Mapping[str, object]
 
-# model_type → what differs from plain Llama. Biases that the config cannot express are facts of the family.
+# Biases that the config cannot express follow from the family.
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class UnsupportedModel(ValueError):
-    """The checkpoint needs a forward pass that this engine does not have; the message names the field."""
+    """The checkpoint needs a forward pass that this engine lacks; the message names the field."""
 
 
 class RopeType(enum.Enum):
@@ -32,7 +32,7 @@ class RopeType(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Parameters of one scaling rule; fields that a rule does not use keep their neutral value."""
+    """Parameters of one scaling rule; fields that the rule does not use keep their neutral value."""
 
     rope_type: RopeType = RopeType.DEFAULT
     factor: float = 1.0
@@ -49,7 +49,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What the forward pass needs to know. Weight names are those of Hugging Face's safetensors."""
+    """What the forward pass needs to know."""
 
     model_type: str
     vocab_size: int
@@ -83,12 +83,12 @@ class ModelConfig:
             raise UnsupportedModel(f"head_dim {self.head_dim} is odd: rotary embedding needs pairs")
 
     def window_of_layer(self, layer: int) -> int | None:
-        """Return the sliding window of one layer in tokens, or None where it sees everything."""
+        """Return the sliding window of one layer in tokens, or None for full attention."""
         return None if layer in self.full_attention_layers else self.sliding_window
 
     @property
     def reach_tokens(self) -> int | None:
-        """How many tokens, itself included, the farthest-looking layer sees; None: all of them."""
+        """How many tokens, itself included, a token attends to in any layer; None: all of them."""
         return None if self.full_attention_layers else self.sliding_window
 
     @classmethod
@@ -169,7 +169,7 @@ def _read_sliding_window(
 
 
 def _read_rope(raw: JsonObject, max_positions: int) -> tuple[float, RopeScaling]:
-    """Read both spellings: `rope_parameters` (one object) and `rope_theta` + `rope_scaling`."""
+    """Read both forms: `rope_parameters` (one object), and `rope_theta` with `rope_scaling`."""
     joint = raw.get("rope_parameters")
     scaling = joint if isinstance(joint, Mapping) else raw.get("rope_scaling")
     if scaling is None:
@@ -233,7 +233,7 @@ def _optional_float(raw: JsonObject, key: str) -> float | None:
 
 
 def _token_ids(value: object) -> tuple[int, ...]:
-    """Accept one id, a list of ids or nothing: config files use all three."""
+    """Accept one id, a list of ids or nothing: config files have all three."""
     if isinstance(value, int):
         return (value,)
     return tuple(int(item) for item in value) if isinstance(value, list) else ()

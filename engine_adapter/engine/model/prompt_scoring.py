@@ -1,8 +1,8 @@
-"""Log-probabilities of a prompt's own tokens, for requests that ask what the model thinks of given text.
+"""Log-probabilities of a prompt's own tokens, for requests that score given text.
 
-Every position needs its logits, so such a request computes all of its prompt, whatever the cache holds; each
-step scores the positions that it computes. Memory is bounded: logits exist for SCORED_ROWS positions at a
-time, and only the best few of each are kept. What is scored already survives a preemption.
+Every position needs its logits, so such a request computes its whole prompt, whatever is cached; each step
+scores the positions that it computes. Memory is bounded: logits exist for SCORED_ROWS positions at a time,
+and only the best few of each are kept. Scores survive a preemption.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def score_rows(
     """Return the log-probability of the token that follows each row, and the best `num_top` of the row.
 
     Args:
-        hidden: `(num_rows, hidden_size)`, the model's last stream before its head.
-        logits_of: the head: rows to `(num_rows, vocab_size)` fp32.
-        next_token_ids: what really follows each row.
+        hidden: `(num_rows, hidden_size)`, the hidden states before the output head.
+        logits_of: the output head: rows to `(num_rows, vocab_size)` fp32.
+        next_token_ids: the token that follows each row.
     """
     scores: list[TokenLogprobs] = []
     for start in range(0, len(next_token_ids), SCORED_ROWS):

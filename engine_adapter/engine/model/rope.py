@@ -1,9 +1,10 @@
-"""Rotary position embedding: which frequencies, and how a query or key head is turned by them.
+"""Rotary position embedding: the frequencies, and the rotation of query and key heads.
 
-The scaling rules are those of the checkpoints' own code (Hugging Face `modeling_rope_utils`), since a model
-is only right with the frequencies it was trained with: `linear` divides all, `llama3` divides the slow ones
-and blends a band between, `yarn` (Peng et al., arXiv:2309.00071) blends by dimension and scales cos and sin.
-Angles are computed in fp32 for the positions of one step, shared by all layers; no table, no maximum length.
+The scaling rules are those of the checkpoints' own code (Hugging Face `modeling_rope_utils`), because a model
+needs the frequencies it was trained with: `linear` divides all, `llama3` divides the slow ones and blends a
+band in between, `yarn` (Peng et al., arXiv:2309.00071) blends by dimension and scales cos and sin. Angles are
+computed in fp32 for the positions of one step and shared by all layers; there is no table and no maximum
+length.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class RotaryEmbedding:
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn heads `(num_tokens, num_heads, head_dim)`; element i is paired with i + head_dim / 2."""
+    """Rotate heads `(num_tokens, num_heads, head_dim)`; element i is paired with i + head_dim / 2."""
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, dims=-1), sin)
 
 
@@ -67,7 +68,7 @@ def _yarn(inv_freq: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     head_dim = config.head_dim
 
     def dimension_of(num_rotations: float) -> float:
-        """Dimension whose frequency makes this many turns over the original length."""
+        """Dimension whose frequency makes this many rotations over the original length."""
         ratio = _original_length(scaling) / (num_rotations * 2 * math.pi)
         return head_dim * math.log(ratio) / (2 * math.log(config.rope_theta))
 

@@ -1,15 +1,14 @@
-"""How one token is chosen from a row of logits.
+"""Chooses one token from a row of logits.
 
-The decision here: penalties, bias and masks first, then temperature, then the cut (min_p, top_k, top_p),
-then one draw by inverse CDF. Three invariants:
+The order: penalties, bias and masks, then temperature, then min_p, top_k and top_p, then one draw by inverse
+CDF. Invariants:
 
-* temperature 0 is exactly `argmax`, whatever the other parameters of the draw say;
-* the random number of step *i* depends only on (seed, i), so a sequence's text depends neither on its
-  neighbours in the batch nor on preemption, and a seed reproduces it in another process;
-* reported log-probabilities are those of the model's own distribution, before any of the above.
+* temperature 0 is exactly `argmax`, whatever the other parameters say;
+* the random number of step *i* depends only on (seed, i), so a sequence's text does not depend on other
+  sequences in the batch or on preemption, and a seed reproduces it in another process;
+* reported log-probabilities are those of the model's own distribution, before any of these steps.
 
-It does not know when a sequence ends: token ids that stop, lengths and stop strings are judged by the
-engine and by the server.
+It does not know when a sequence ends: the engine and the server check stop tokens, lengths and stop strings.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Protocol
 import torch
 
 GREEDY_BELOW_TEMPERATURE = 1e-5  # vLLM's threshold: smaller temperatures overflow in fp32
-CDF_CHUNK = 256  # about the square root of a vocabulary: both levels of the draw are short
+CDF_CHUNK = 256  # about the square root of a vocabulary, so that both levels of the draw are short
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit
 
 
@@ -31,24 +30,24 @@ class TokenConstraint(Protocol):
     """What a grammar allows next, for one running sequence."""
 
     def mask_logits(self, row: torch.Tensor) -> None:
-        """Changes: sets the logits `(1, vocab)` of forbidden tokens to -inf."""
+        """Set the logits `(1, vocab)` of forbidden tokens to -inf. Changes: `row`."""
 
     def accept(self, token_id: int) -> None:
-        """Changes: moves the grammar past the chosen token."""
+        """Advance past the chosen token. Changes: the position in the grammar."""
 
 
 class TokenConstraintSource(Protocol):
-    """A compiled grammar; `start` gives each sequence its own position in it."""
+    """A compiled grammar; `start` returns a new position in it for each sequence."""
 
     def start(self) -> TokenConstraint: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """What a request asks of the sampler and of the engine's stop rule.
+    """A request's sampling parameters and stop tokens.
 
-    `stop_token_ids` holds every id that ends the text, end-of-sequence included: the engine needs no
-    other source. `num_logprobs` is None for none, 0 for the chosen token only, n for the n best beside it.
+    `stop_token_ids` holds every id that ends the text, end-of-sequence included. `num_logprobs` is None for
+    none, 0 for the chosen token only, n for the n best tokens as well.
     """
 
     max_tokens: int | None = None  # None: up to the end of the context
@@ -78,7 +77,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Natural log-probability of the chosen token, and of the best ones, best first."""
+    """Natural log-probability of the chosen token, and of the best tokens, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -93,7 +92,7 @@ class SamplerOutput:
 
 
 class SamplingState:
-    """What the sampler must remember of one sequence between steps. It outlives a preemption."""
+    """What the sampler remembers of one sequence between steps. Survives a preemption."""
 
     __slots__ = (
         "constraint",
@@ -112,18 +111,18 @@ class SamplingState:
         self.output_counts: dict[int, int] = {}
         self.prompt_logprobs: list[
             TokenLogprobs
-        ] = []  # of the prompt's second token and on, as far as computed
-        # only repetition_penalty looks at the prompt; a long one is not copied for the others
+        ] = []  # from the prompt's second token on, as far as computed
+        # Only repetition_penalty needs the prompt's tokens.
         self.seen_token_ids: set[int] = set(prompt_token_ids) if params.repetition_penalty != 1.0 else set()
         self.constraint = params.constraint.start() if params.constraint is not None else None
 
     def uniform(self) -> float:
-        """The random number in [0, 1) of the current step: a hash of (seed, step). Changes nothing."""
+        """The current step's random number in [0, 1): a hash of (seed, step). Changes nothing."""
         digest = hashlib.blake2b(f"{self.seed}:{self.num_sampled}".encode(), digest_size=8).digest()
         return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
     def accept(self, token_id: int) -> None:
-        """Changes: counts the chosen token and moves the grammar past it."""
+        """Record the chosen token. Changes: the counts and the position in the grammar."""
         self.num_sampled += 1
         if self.params.has_penalties:
             self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
@@ -133,7 +132,7 @@ class SamplingState:
 
 
 class Sampler:
-    """Chooses one token per row. Holds nothing between calls; all memory is in the states."""
+    """Chooses one token per row. Stateless: everything remembered is in the sampling states."""
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
         """Choose a token per row.
@@ -166,7 +165,7 @@ def _needs_raw_copy(states: Sequence[SamplingState]) -> bool:
 
 
 def _edit_row(row: torch.Tensor, state: SamplingState) -> None:
-    """Changes: penalties, bias, minimum length and grammar applied to one row `(1, vocab)`."""
+    """Apply penalties, bias, minimum length and grammar. Changes: one row `(1, vocab)`."""
     params = state.params
     if params.has_penalties:
         _apply_penalties(row[0], state)
@@ -174,7 +173,7 @@ def _edit_row(row: torch.Tensor, state: SamplingState) -> None:
         ids = torch.tensor(list(params.logit_bias), device=row.device)
         row[0, ids] += torch.tensor(list(params.logit_bias.values()), device=row.device, dtype=row.dtype)
     if state.constraint is not None:
-        state.constraint.mask_logits(row)  # may leave only the end: min_tokens must not forbid it
+        state.constraint.mask_logits(row)  # may leave only stop tokens, so min_tokens does not apply
     elif state.num_sampled < params.min_tokens and params.stop_token_ids:
         row[0, torch.tensor(sorted(params.stop_token_ids), device=row.device)] = -torch.inf
 
@@ -206,7 +205,7 @@ def _draw(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[int]:
     uniforms = torch.tensor([state.uniform() for state in states], device=device, dtype=torch.float64)
     chosen = [0] * len(states)
     cut = [row for row, state in enumerate(states) if state.params.top_k > 0 or state.params.top_p < 1.0]
-    for row in cut:  # the candidate sets differ in size, so rows go one by one
+    for row in cut:  # one by one, because the candidate sets differ in size
         params = states[row].params
         weights, ids = _candidates(probabilities[row], params.top_k, params.top_p)
         chosen[row] = int(ids[_inverse_cdf(weights[None], uniforms[row : row + 1])[0]])
@@ -219,31 +218,31 @@ def _draw(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[int]:
 
 
 def _candidates(probabilities: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that survive top_k and then top_p, best first: `(probabilities, token_ids)`.
+    """The tokens that pass top_k and then top_p, best first: `(probabilities, token_ids)`.
 
-    top_p keeps the shortest head whose sum reaches it, taken of what top_k left. Without top_k only tokens
-    above a floor are sorted: all those below `(1 - top_p) / vocab` together hold less than `1 - top_p`, so
-    the head never reaches them. A full sort of 49k probabilities would cost 4 ms on a core.
+    top_p keeps the shortest prefix of what top_k has left whose sum reaches it. Without top_k, only tokens
+    above a floor are sorted: all those below `(1 - top_p) / vocab` together have less than `1 - top_p`, so
+    the prefix never reaches them. A full sort of 49k probabilities would take 4 ms on a core.
     """
     vocab = probabilities.shape[-1]
     if top_k > 0:
         values, ids = torch.topk(probabilities, min(top_k, vocab))
         values = values / values.sum()
     else:
-        floor = 0.5 * (1.0 - top_p) / vocab  # half, because a softmax's sum is not exactly 1
+        floor = 0.5 * (1.0 - top_p) / vocab  # half of it, because a softmax does not sum to exactly 1
         above = (probabilities >= floor).nonzero()[:, 0]
         values, order = torch.sort(probabilities[above], descending=True, stable=True)
         ids = above[order]
-    before = values.cumsum(-1) - values  # mass in front of each candidate
+    before = values.cumsum(-1) - values  # sum of the better candidates
     num_kept = max(int((before < top_p).sum()), 1)
     return values[:num_kept], ids[:num_kept]
 
 
 def _inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Index per row of `(n, m)` unnormalised weights, by their running sum.
+    """Return one index per row of `(n, m)` unnormalised weights, by their running sum.
 
-    In two levels, chunk and token within it, because a running sum of 49k values in fp64 costs ten times
-    their plain sum; fp64 because 49k small terms lose their order in fp32.
+    Uses two levels, chunk and token within it, because a running sum of 49k values in fp64 takes ten times as
+    long as their plain sum. fp64 because fp32 is not precise enough for a running sum of 49k small terms.
     """
     num_rows, num_weights = weights.shape
     padded = torch.nn.functional.pad(weights, (0, -num_weights % CDF_CHUNK))

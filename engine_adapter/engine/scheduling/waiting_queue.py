@@ -1,19 +1,19 @@
-"""Which waiting request is served next: priority, then the tenant that got least, then arrival.
+"""Decides which waiting request is served next: by priority, then by tenant, then by arrival.
 
 Fairness between tenants follows the virtual token counter (Sheng et al., "Fairness in Serving Large
-Language Models", OSDI 2024): each tenant has a counter of the tokens computed for it, and the one with the
-smallest counter goes first. A tenant that comes back after a pause starts at the smallest counter of those
-who are waiting, so that idle time is no credit. With one tenant the order is first come, first served.
+Language Models", OSDI 2024): each tenant has a counter of the tokens computed for it, and the tenant with the
+smallest counter goes first. A tenant that returns after a pause starts at the smallest counter of the waiting
+tenants, so idle time earns no credit. With one tenant the order is first come, first served.
 
-A preempted sequence comes back in its arrival order, hence before younger ones of its tenant. Priorities
-are strict: a stream of better ones can starve a worse one for as long as it lasts.
+A preempted sequence keeps its arrival order, so it goes before younger ones of its tenant. Priorities are
+strict: a steady stream of high-priority requests starves lower ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine_adapter.engine.scheduling.sequence import Sequence
+from engine_adapter.engine.kv.sequence import Sequence
 
 
 class WaitingQueue:
@@ -49,10 +49,10 @@ class WaitingQueue:
         if not self._num_waiting[tenant]:
             del self._num_waiting[tenant]
         if not self._by_id:
-            self._served_tokens.clear()  # nobody waits: nobody has been treated unfairly
+            self._served_tokens.clear()  # fairness only concerns requests that wait at the same time
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """Count tokens computed for a tenant; only while somebody waits does it matter."""
+        """Count tokens computed for a tenant; has an effect only while requests wait."""
         if self._by_id:
             self._served_tokens[tenant] = self._served_tokens.get(tenant, 0.0) + num_tokens
 

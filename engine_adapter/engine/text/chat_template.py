@@ -1,11 +1,10 @@
-"""Messages become the prompt text that the checkpoint was trained on.
+"""Renders messages with the checkpoint's chat template.
 
-Decides how OpenAI's message shapes are reduced to what Hugging Face templates expect: list-form content is
-joined to a string, absent content is an empty one, tool-call arguments become objects, and `developer`
-becomes `system` where the template does not know it. Templates come with checkpoints and are code: they
-run in jinja's immutable sandbox, with the same extensions and globals as in transformers.
-Invariant: rendering is a pure function of its arguments unless the template itself asks for today's date.
-It does not know token ids.
+Decides how OpenAI's message shapes are reduced to what Hugging Face templates expect: content parts are
+joined to a string, missing content becomes an empty one, tool-call arguments become objects, and `developer`
+becomes `system` if the template does not know it. Templates come with checkpoints and are code: they run in
+jinja's immutable sandbox, with the same extensions and globals as in transformers. Invariant: rendering is a
+pure function of its arguments, unless the template asks for today's date. It does not know token ids.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from engine_adapter.engine.text.tokenizer import TokenizerFiles
 
 Message = Mapping[str, object]
 
-# For checkpoints that bring none: the most widespread format, and the one of our default model.
+# For checkpoints without a template: the most common format, and that of our default model.
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + '\n' }}{% endfor %}"
@@ -60,7 +59,7 @@ class ChatTemplate:
 
     @property
     def has_thinking_switch(self) -> bool:
-        """The template can be told whether the model shall think, as Qwen3's can."""
+        """The template can switch the model's reasoning on and off, as Qwen3's can."""
         return "enable_thinking" in self.source
 
     def render(
@@ -71,7 +70,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the prompt text, special tokens written out.
+        """Return the prompt text, special tokens included.
 
         Raises:
             MessagesUnsuitable: the template refuses these messages, or fails on them.
@@ -83,7 +82,7 @@ class ChatTemplate:
         try:
             return self._template.render(context)
         except SecurityError as error:
-            raise MessagesUnsuitable(f"the chat template tried something forbidden: {error}") from error
+            raise MessagesUnsuitable(f"the sandbox stopped the chat template: {error}") from error
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise MessagesUnsuitable(f"the chat template refuses these messages: {error}") from error
 
@@ -99,7 +98,7 @@ class ChatTemplate:
 
 
 def _content_text(content: object) -> str:
-    """Join the text parts; any other part needs a model that sees or hears."""
+    """Join the text parts; this model cannot read any others."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -119,7 +118,7 @@ def _content_text(content: object) -> str:
 
 
 def _reduce_call(call: object) -> object:
-    """OpenAI sends arguments as JSON text; templates print them with `tojson` and expect the object."""
+    """Parse the arguments: OpenAI sends them as JSON text, templates expect an object."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         return call
     function = dict(call["function"])
@@ -133,7 +132,7 @@ def _reduce_call(call: object) -> object:
 
 
 def _to_json(value: object, indent: int | None = None) -> str:
-    """As in transformers: no escaping for HTML, non-ASCII text as it is."""
+    """As in transformers: no HTML escaping, non-ASCII text unchanged."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

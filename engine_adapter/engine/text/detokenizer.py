@@ -1,15 +1,15 @@
-"""Token ids become text piece by piece, with no character cut and no stop string let through.
+"""Turns token ids into text as they arrive, without cutting characters or showing stop strings.
 
-Decides what may be shown already. Two invariants, whatever the number of ids per call:
+Decides what can be shown already. Invariants, whatever the number of ids per call:
 
-* the pieces together are exactly the decoded whole (up to the first stop string, where there is one);
-* no piece ends within a character that a later id may complete, nor holds the start of what may become
-  a stop string.
+* the pieces together are exactly the decoded whole (up to the first stop string, if there is one);
+* no piece ends inside a character that a later id may complete, and none contains the start of what may
+  become a stop string.
 
-A tokenizer's decode is not additive (a leading space may vanish, a character may span ids), so each piece
-is the difference of two decodes over a short window that starts at an earlier clean boundary, as in
-Hugging Face's text-generation-inference. Cost: two decodes of a few ids per call.
-It does not know why a sequence ends, except for stop strings.
+Decoding is not additive (a leading space may vanish, a character may span ids), so each piece is the
+difference of two decodes over a short window that starts at an earlier clean boundary, as in Hugging Face's
+text-generation-inference. Cost: two decodes of a few ids per call. It does not know why a sequence ends,
+except by a stop string.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Detokenizer:
     def __init__(self, decoder: Decoder, *, skip_special_tokens: bool = True) -> None:
         self._decoder = decoder
         self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []  # ids from the last clean boundary but one to now
+        self._window: list[int] = []  # ids since the second-to-last clean boundary
         self._num_context_ids = 0  # leading ids of the window that end at the last clean boundary
         self._num_shown_characters = 0  # of the window's text
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take new ids; return the text that is now certain. Changes: the window."""
+        """Add ids; return the text that is now certain. Changes: the window."""
         self._window.extend(token_ids)
         text = self._decode(self._window)
         certain = len(text) - _num_pending_marks(text)
@@ -51,7 +51,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """The sequence is over: return what was held back."""
+        """The sequence has ended: return what was held back."""
         text = self._decode(self._window)
         piece = text[self._num_shown_characters :]
         self._num_shown_characters = len(text)
@@ -62,13 +62,13 @@ class Detokenizer:
 
 
 def _num_pending_marks(text: str) -> int:
-    """How many characters at the end may still turn into another one."""
+    """How many characters at the end may still become part of another."""
     count = len(text) - len(text.rstrip(REPLACEMENT))
     return min(count, MOST_PENDING_MARKS)
 
 
 class StopStrings:
-    """Lets text through up to the stop string that is complete first."""
+    """Passes text on up to the first stop string that is complete."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -81,7 +81,7 @@ class StopStrings:
         if self.matched is not None:
             return ""
         self._held += text
-        # The first to be complete wins, as if the text came character by character: so chunks do not matter.
+        # The first to be complete wins, as if text came character by character, so chunking does not matter.
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             end, at, self.matched = min(found)
@@ -93,13 +93,13 @@ class StopStrings:
         return piece
 
     def flush(self) -> str:
-        """No more text comes: what was held back is ordinary text."""
+        """The text has ended: what was held back is ordinary text."""
         piece, self._held = self._held, ""
         return piece
 
 
 def num_held_back(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest end of the text with which some marker begins, without being complete."""
+    """Length of the longest suffix of the text that is a proper prefix of a marker."""
     longest = max((len(marker) for marker in markers), default=0) - 1
     for length in range(min(longest, len(text)), 0, -1):
         ending = text[-length:]

@@ -1,9 +1,9 @@
-"""Answers that must have a form: JSON, a JSON schema, a regular expression, a choice.
+"""Constrains answers to JSON, a JSON schema, a regular expression or a choice.
 
-Decides nothing about grammars itself: xgrammar compiles them and says per step which tokens may follow.
-What this adds: special tokens other than the ends are never allowed, since inside a JSON string they would
-look like text and act like a new turn. xgrammar is an optional dependency and slow to import, so it is
-loaded at the first request that needs it. Compiling may take seconds: call it off the event loop.
+xgrammar compiles the grammars and says at each step which tokens may follow. This module adds one rule:
+special tokens other than stop tokens are never allowed, because inside a JSON string they would look like
+text and act like a new turn. xgrammar is an optional dependency and slow to import, so it is loaded by the
+first request that needs it. Compiling may take seconds: call it off the event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from engine_adapter.engine.text.tokenizer import Tokenizer
 
 ANY_OBJECT = '{"type": "object"}'
-# Free white space lets a small model write blanks until its limit; the compact form always goes on.
+# With free white space a small model may write blanks up to its limit; the compact form always advances.
 COMPACT = {"any_whitespace": False}
 _LOG_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # time and source line of xgrammar
 MAX_SOURCE_CHARACTERS = 128 * 1024
@@ -34,7 +34,7 @@ class GrammarInvalid(ValueError):
 
 
 def _bounded(source: str) -> str:
-    """Return the source unless it is so large that compiling it would stall the worker."""
+    """Return the source, unless it is so large that compiling it would stall the worker."""
     if len(source) > MAX_SOURCE_CHARACTERS:
         raise GrammarInvalid(f"{len(source)} characters are more than the limit of {MAX_SOURCE_CHARACTERS}")
     return source
@@ -47,13 +47,13 @@ class Grammar:
         self._compiled = compiled
         self._xgrammar = xgrammar
 
-    def start(self) -> GrammarPosition:
-        """A new text begins."""
-        return GrammarPosition(self._xgrammar.GrammarMatcher(self._compiled), self._xgrammar)
+    def start(self) -> GrammarMatcher:
+        """Return a matcher at the start of a new text."""
+        return GrammarMatcher(self._xgrammar.GrammarMatcher(self._compiled), self._xgrammar)
 
 
-class GrammarPosition:
-    """Where one text is in its grammar; a `TokenConstraint`."""
+class GrammarMatcher:
+    """The position of one text in its grammar; a `TokenConstraint`."""
 
     def __init__(self, matcher: Any, xgrammar: Any) -> None:
         self._matcher = matcher
@@ -62,7 +62,7 @@ class GrammarPosition:
         self._bitmask: torch.Tensor | None = None
 
     def mask_logits(self, row: torch.Tensor) -> None:
-        """Forbid what cannot follow. Changes: the row `(1, vocab)`."""
+        """Forbid tokens that cannot follow. Changes: the row `(1, vocab)`."""
         if self._matcher.is_terminated():
             return
         if self._bitmask is None:
@@ -71,13 +71,13 @@ class GrammarPosition:
         self._apply(row, self._bitmask.to(row.device))
 
     def accept(self, token_id: int) -> None:
-        """Move on. A token that the mask would have forbidden is ignored: it cannot come from the sampler."""
+        """Advance past a token that the mask has allowed."""
         if not self._matcher.is_terminated():
             self._matcher.accept_token(token_id)
 
 
 class GrammarCompiler:
-    """Compiles for one tokenizer; xgrammar keeps compiled grammars, within a limit."""
+    """Compiles for one tokenizer; xgrammar caches compiled grammars, within a limit."""
 
     CACHE_BYTES = 64 * 2**20
 

@@ -1,8 +1,8 @@
 """Text to token ids and back, for one checkpoint.
 
-Decides which ids end a text (the checkpoint's own list plus the end-of-turn marker of its chat format) and
-what an unpaired surrogate becomes. Invariant: `encode` never fails on any Python string. It does not know
-chat templates (`chat_template`) nor partial output (`detokenizer`).
+Decides which ids end a text (the checkpoint's own list and the end-of-turn markers of its chat format) and
+what an unpaired surrogate becomes. Invariant: `encode` accepts any Python string. It does not know chat
+templates (`chat_template`) or partial output (`detokenizer`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from engine_adapter.engine.checkpoint.loader import ModelUnusable, read_json
 
-# Checkpoints often list only <|endoftext|> as end, although their template closes a turn with one of these.
+# Checkpoints often list only <|endoftext|>, although their template ends a turn with one of these.
 END_OF_TURN_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>")
 
 BYTE_FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the others follow from U+0100 on."""
+    """GPT-2's alphabet of bytes: printable Latin-1 stands for itself, the others start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -35,7 +35,7 @@ _BYTE_OF = _byte_level_alphabet()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """What stands beside `tokenizer.json` and matters here."""
+    """What the engine uses from the files beside `tokenizer.json`."""
 
     chat_template: str | None
     bos_token: str | None
@@ -58,7 +58,7 @@ class Tokenizer:
         return self._fast.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids. A rendered chat template already holds its special tokens: pass False."""
+        """Return the token ids. Pass False for a rendered chat template: it contains its special tokens."""
         return list(self._fast.encode(well_formed(text), add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -66,11 +66,11 @@ class Tokenizer:
         return str(self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token alone, special tokens included, for log-probabilities."""
+        """The text of a single token, special tokens included, for log-probabilities."""
         return self.decode([token_id], skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to the text, also where that is only a part of a character."""
+        """The bytes that one token adds to the text, even if they are only part of a character."""
         token = self._fast.id_to_token(token_id) or ""
         if self.is_byte_level and all(character in _BYTE_OF for character in token):
             return bytes(_BYTE_OF[character] for character in token)
@@ -96,7 +96,7 @@ class Tokenizer:
 
 
 def well_formed(text: str) -> str:
-    """Replace unpaired surrogates, which no UTF-8 text can hold, by U+FFFD; join the paired ones."""
+    """Replace unpaired surrogates, which UTF-8 cannot encode, by U+FFFD; join the paired ones."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -105,7 +105,7 @@ def well_formed(text: str) -> str:
 
 
 def load_tokenizer(directory: Path | str, eos_token_ids: Sequence[int]) -> Tokenizer:
-    """Read `tokenizer.json` and what stands beside it.
+    """Read `tokenizer.json` and the files beside it.
 
     Raises:
         ModelUnusable: no `tokenizer.json`, or a broken one.
@@ -118,7 +118,7 @@ def load_tokenizer(directory: Path | str, eos_token_ids: Sequence[int]) -> Token
         fast = FastTokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise ModelUnusable(f"{path} cannot be read: {error}") from error
-    fast.no_truncation()  # some files keep the lengths of their training run
+    fast.no_truncation()  # some files still have the lengths of their training run
     fast.no_padding()
     return Tokenizer(fast, _read_files(folder), eos_token_ids)
 

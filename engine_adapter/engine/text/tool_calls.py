@@ -1,10 +1,10 @@
-"""Tool calls inside a model's text become values, while the text streams.
+"""Parses tool calls from a model's text while it streams.
 
-Decides which formats are known and which one a checkpoint writes, judged by the words of its template:
-Hermes and Qwen (`<tool_call>{…}</tool_call>`), Mistral (`[TOOL_CALLS] [{…}]`), Llama 3 (the answer is a JSON
-object), and `forced`, where a grammar made the whole answer one call. Invariants: text before a call goes
-out at once, except what may be the start of a marker; what looks like a call but is none comes out as text,
-so nothing that the model wrote is lost. A call is reported when it is complete.
+Decides which formats are known, and which one a checkpoint writes, judging by its template: Hermes and Qwen
+(`<tool_call>{…}</tool_call>`), Mistral (`[TOOL_CALLS] [{…}]`), Llama 3 (the answer is a JSON object), and
+`forced`, where a grammar made the whole answer one call. Invariants: text before a call is passed on at once,
+except what may be the start of a marker; what looks like a call but is not is passed on as text, so nothing
+that the model wrote is lost. A call is reported when it is complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ToolCallFormat(enum.Enum):
 
     @property
     def keeps_special_tokens(self) -> bool:
-        """The marker is a special token, so the text must be decoded with those."""
+        """Whether the marker is a special token, so that the text must be decoded with special tokens."""
         return self in (ToolCallFormat.MISTRAL, ToolCallFormat.LLAMA3)
 
 
@@ -51,7 +51,7 @@ def format_of_template(source: str) -> ToolCallFormat:
         return ToolCallFormat.MISTRAL
     if "<tool_call>" not in source and ("<|python_tag|>" in source or "ipython" in source):
         return ToolCallFormat.LLAMA3
-    return ToolCallFormat.HERMES  # also for templates without tools: we write the instructions ourselves
+    return ToolCallFormat.HERMES  # also for templates without tools: `tool_prompt` writes the instructions
 
 
 class ToolCallParser:
@@ -60,12 +60,12 @@ class ToolCallParser:
     def __init__(self, format_: ToolCallFormat) -> None:
         self._format = format_
         self._marker = START_MARKERS.get(format_, "")
-        self._held = ""  # text whose meaning is not certain yet
+        self._held = ""  # text that may still be either
         self._is_inside = format_ is ToolCallFormat.FORCED
         self._is_at_start = True  # nothing but white space so far
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """Take new text; return what is certain of text and calls, in order."""
+        """Take new text; return the text and the calls that are now certain, in order."""
         self._held += text
         results: list[str | ToolCall] = []
         while self._enter(results) and self._leave(results):
@@ -73,7 +73,7 @@ class ToolCallParser:
         return results
 
     def flush(self) -> list[str | ToolCall]:
-        """The text is complete: what is still open is a call or was text all along."""
+        """The text is complete: what is still held is a call or text."""
         held, self._held = self._held, ""
         if not self._is_inside:
             return [held] if held else []
@@ -82,7 +82,7 @@ class ToolCallParser:
         return list(calls) or ([shown] if shown.strip() else [])
 
     def _enter(self, results: list[str | ToolCall]) -> bool:
-        """Let text out up to the next marker; True if what is held is the inside of a call."""
+        """Release text up to the next marker; return whether what is held is inside a call."""
         if self._is_inside:
             return True
         if self._format is ToolCallFormat.LLAMA3 and self._is_at_start and self._held.lstrip()[:1] == "{":
@@ -100,7 +100,7 @@ class ToolCallParser:
         return self._is_inside
 
     def _leave(self, results: list[str | ToolCall]) -> bool:
-        """Hermes' calls have an end marker; the other formats run to the end of the text."""
+        """Parse the call at its end marker; only Hermes has one, the others run to the end of the text."""
         if self._format is not ToolCallFormat.HERMES or HERMES_END not in self._held:
             return False
         body, _, self._held = self._held.partition(HERMES_END)
@@ -110,7 +110,7 @@ class ToolCallParser:
 
 
 def _parse_calls(body: str) -> list[ToolCall]:
-    """One JSON object, a list of them, or several separated by semicolons; [] if it is anything else."""
+    """Parse one JSON object, a list of them, or several separated by semicolons; [] for anything else."""
     try:
         values = json.loads(body)
     except ValueError:

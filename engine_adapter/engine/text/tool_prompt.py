@@ -1,7 +1,7 @@
-"""Tools for checkpoints whose template does not know them: everything is said in plain messages.
+"""Describes tools in plain messages, for checkpoints whose template does not support them.
 
-Decides the wording. It follows the Hermes convention, which small instruct models have seen most often, so
-that `tool_calls` reads the answer the same way. A template that knows tools gets them untouched instead.
+Decides the wording. It follows the Hermes convention, which small instruct models have seen most often and
+which `tool_calls` can read. A template that supports tools gets them unchanged instead.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _call_text(call: object) -> str:
 
 
 def _text(content: object) -> str:
-    """Content as text; parts that are no text are left to the template's own check."""
+    """Return content as text. Parts that are not text are left out."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return content if isinstance(content, str) else ""

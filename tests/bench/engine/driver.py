@@ -1,7 +1,7 @@
 """One running engine, seen from the benchmark: send a job, get its measurement, within a time limit.
 
-Invariant: a worker that dies, hangs or talks nonsense raises `EngineFailed` and is ended; it never stops the
-benchmark. Knows nothing of what the numbers mean.
+Invariant: a worker that dies, hangs or sends invalid output raises `EngineFailed` and is stopped; it never
+stops the benchmark. It does not know what the numbers mean.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ WARM_UP = (
 
 
 def start_engines(arguments: argparse.Namespace, model: Path) -> tuple[list[RunningEngine], dict[str, str]]:
-    """Start what is there; say why not for the rest."""
+    """Start the installed engines; report the reason for the others."""
     only = arguments.only.split(",") if arguments.only else None
     options = {
         "model": str(model),

@@ -13,8 +13,8 @@ from bench.engine.stopwatch import Generate, Stopwatch, serve
 
 from engine_adapter.engine.core.config import EngineConfig
 from engine_adapter.engine.core.llm_engine import LLMEngine
+from engine_adapter.engine.kv.sequence import EngineRequest, FinishReason
 from engine_adapter.engine.model.sampling import SamplingParams
-from engine_adapter.engine.scheduling.sequence import EngineRequest, FinishReason
 
 
 def make(options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""Chunks of blocks on their way up from the disk, and the threads that read and verify them.
+"""Threads that read and verify chunks of blocks from the disk.
 
-At most MAX_CHUNKS_IN_FLIGHT are read at a time for all sequences together, so staging memory is bounded. A
-thread writes only into staging memory, never into a block, so whoever asked may stop caring at any moment.
+At most MAX_CHUNKS_IN_FLIGHT are read at a time, for all sequences together, so staging memory is bounded. A
+thread writes only into staging memory, never into a block, so a read can be abandoned at any time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from engine_adapter.engine.kv.tiers.disk_tier import DiskPlace, DiskTier
 from engine_adapter.engine.kv.tiers.tier_block import Tier, TierBlock
 
-CHUNK_BYTES = 4 << 20  # large for a disk, small enough for a processor's cache
+CHUNK_BYTES = 4 << 20  # large enough for a disk, small enough for a processor's cache
 MAX_CHUNKS_IN_FLIGHT = 8
-NUM_READERS = min(4, os.cpu_count() or 1)  # a disk needs a few at once, a processor suffers from many
+NUM_READERS = min(4, os.cpu_count() or 1)  # a disk needs a few reads at once; many would load the processor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadChunk:
-    """What a reader brought."""
+    """The result of a read."""
 
     rows: torch.Tensor  # (blocks, block_bytes) uint8 staging memory
     num_sound: int
@@ -59,20 +59,20 @@ class ChunkReaders:
         return len(self._running) < MAX_CHUNKS_IN_FLIGHT
 
     def submit(self, chunk: Chunk) -> None:
-        """Start reading a chunk of the disk."""
+        """Start reading a chunk from the disk."""
         chunk.reading = self._threads.submit(self._read, chunk.places)
         self._running.add(chunk.reading)
 
     def give_back(self, rows: torch.Tensor) -> None:
-        """Take staging memory for the next chunk: fresh memory costs more than what is read into it."""
+        """Reuse staging memory for a later chunk: allocating it costs more than reading into it."""
         self._spare_rows.append(rows)
 
     def wait_any(self, timeout_s: float) -> None:
-        """Wait until one of the reads under way has ended."""
+        """Wait until one of the current reads has ended."""
         wait(self._running, timeout_s, FIRST_COMPLETED)
 
     def close(self) -> None:
-        """End the threads; reads under way are not waited for."""
+        """Stop the threads without waiting for current reads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, places: list[DiskPlace]) -> ReadChunk:
@@ -90,7 +90,7 @@ class ChunkReaders:
 
 
 def cut_into_chunks(found: list[tuple[TierBlock, DiskPlace | None]], block_bytes: int) -> deque[Chunk]:
-    """Cut a run of found blocks where the tier changes and where a chunk is large enough."""
+    """Split found blocks into chunks: where the tier changes and where a chunk is full."""
     max_blocks = max(1, CHUNK_BYTES // block_bytes)
     chunks: deque[Chunk] = deque()
     for block, place in found:

@@ -1,13 +1,13 @@
-"""The disk tier: which block is in which segment file, and which file goes when the space is used up.
+"""The disk tier: which block is in which segment file, and which file is deleted when space runs out.
 
-A folder belongs to one process (a lock file says so) and to one model: segments of another are removed, since
-they could only fill the space. Space is bounded by whole files: before a new one is begun, the least recently
-used are deleted. A use of a block is a use of its ancestors, and of files used alike the younger goes first,
-so a file never goes before those that only continue its chains.
+A folder belongs to one process (enforced by a lock file) and to one model: segments of another model are
+removed, because they would only take space. Space is limited by whole files: before a new one is created, the
+least recently used are deleted. Using a block counts as using its ancestors, and of equally recent files the
+newer is deleted first, so a file is never deleted before those that only continue its chains.
 
-Invariant: with a block, the index holds all its ancestors. The index is in memory and is rebuilt from the
-files' entries at start, never stored: it cannot disagree with them. The order of use before a restart is not
-known then; age stands in for it, with each block counted as used like the youngest that continues it.
+Invariant: the index holds all ancestors of every block in it. The index is kept in memory and rebuilt from
+the files' entries at start, so it cannot disagree with them. The order of use before a restart is unknown;
+age replaces it, with each block counted as used when the newest block that continues it was written.
 
 Any thread may look up and read; one thread (`disk_writer`) appends.
 """
@@ -29,7 +29,7 @@ from engine_adapter.engine.kv.tiers.tier_block import Row, TierBlock, payload_ch
 logger = logging.getLogger(__name__)
 
 MAX_SEGMENT_BYTES = 256 << 20
-MIN_SEGMENTS = 32  # what is evicted at once, and what one used block keeps, is at most this share
+MIN_SEGMENTS = 32  # a segment, the unit of eviction, is at most this fraction of the space
 
 
 class DiskTierUnusable(ValueError):
@@ -38,7 +38,7 @@ class DiskTierUnusable(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskPlace:
-    """Where a block lies. Stays readable while it is held, even if its file is removed."""
+    """Where a block is stored. Stays readable while referenced, even if its file is removed."""
 
     block: TierBlock
     segment: Segment
@@ -51,7 +51,7 @@ class DiskTier:
     def __init__(
         self, folder: Path, *, max_bytes: int, block_bytes: int, token_bytes: int, root: BlockHash
     ) -> None:
-        """Open the folder, create it if need be, and index what it holds.
+        """Open the folder, creating it if necessary, and index its contents.
 
         Raises:
             DiskTierUnusable: locked by another process, not writable, or too small for two blocks.
@@ -59,7 +59,7 @@ class DiskTier:
         self.folder = folder
         self.max_bytes = max_bytes
         self.num_evictions = 0
-        self.num_damaged = 0  # entries that were lost to torn writes or other accidents
+        self.num_damaged = 0  # entries lost to torn writes or other damage
         self._shape = _shape(max_bytes, block_bytes, token_bytes, root)
         self._index: dict[BlockHash, DiskPlace] = {}
         self._segments: dict[int, Segment] = {}
@@ -85,16 +85,16 @@ class DiskTier:
         return self._index.get(block_hash)
 
     def use(self, block_hash: BlockHash) -> None:
-        """Take note that a block was found, and so everything before it."""
+        """Count a use of a block and its ancestors."""
         with self._mutex:
             self._num_uses += 1
             self._touch(block_hash)
 
     def read(self, places: Sequence[DiskPlace], rows: Row) -> int:
-        """Read blocks into (len(places), block_bytes); return how many leading ones are sound.
+        """Read blocks into (len(places), block_bytes); return how many leading ones are intact.
 
-        One that is not is forgotten, so that it is computed and written anew. Neighbours in a file are
-        read with one call.
+        A damaged block is forgotten, so that it is computed and written again. Consecutive slots are read
+        with one call.
         """
         start = 0
         while start < len(places):
@@ -111,9 +111,9 @@ class DiskTier:
         return len(places)
 
     def append(self, block: TierBlock, row: Row) -> bool:
-        """Write one block; returns False if it is there already or its parent is not.
+        """Write one block; return False if it is already stored or its parent is not.
 
-        Raises OSError: the disk is full or broken; nothing is indexed then.
+        Raises OSError if the disk is full or fails; then nothing is indexed.
         """
         with self._mutex:
             is_known = block.block_hash in self._index
@@ -124,7 +124,7 @@ class DiskTier:
         slot = segment.append(block, row)
         with self._mutex:
             if self._segments.get(segment.number) is not segment:
-                return False  # cleared in between
+                return False  # cleared in the meantime
             self._index[block.block_hash] = DiskPlace(block=block, segment=segment, slot=slot)
             self._num_uses += 1
             segment.used_at = self._num_uses
@@ -134,7 +134,7 @@ class DiskTier:
         return True
 
     def clear(self) -> int:
-        """Delete every block; returns how many there were."""
+        """Delete every block; return their number."""
         with self._mutex:
             num_blocks = len(self._index)
             for segment in list(self._segments.values()):
@@ -142,7 +142,7 @@ class DiskTier:
         return num_blocks
 
     def close(self) -> None:
-        """Sync what is young and give the folder free. Idempotent; the tier must not be used afterwards."""
+        """Sync the newest segment and unlock the folder. Idempotent; the tier must not be used afterwards."""
         if self._active is not None:
             self._active.sync()
             self._active = None
@@ -164,13 +164,13 @@ class DiskTier:
             return segment
 
     def _evict(self, max_bytes: int) -> None:
-        """Delete segments until the rest takes no more than `max_bytes`."""
+        """Delete segments until the others take at most `max_bytes`."""
         while self._segments and sum(segment.num_bytes for segment in self._segments.values()) > max_bytes:
             victim = min(self._segments.values(), key=lambda segment: (segment.used_at, -segment.number))
             self.num_evictions += self._remove(victim)
 
     def _remove(self, segment: Segment) -> int:
-        """Delete a segment and forget its blocks; returns how many were lost by that."""
+        """Delete a segment and forget its blocks; return how many blocks were lost."""
         del self._segments[segment.number]
         if self._active is segment:
             self._active = None
@@ -178,10 +178,10 @@ class DiskTier:
         return self._forget(lambda place: place.segment is segment)
 
     def _forget(self, is_lost: Callable[[DiskPlace], bool]) -> int:
-        """Drop blocks and all that continue them; returns how many. O(blocks of the tier).
+        """Forget blocks and everything that continues them; return how many. O(blocks of the tier).
 
-        What continues a lost block could not be found again; forgotten, it is stored anew with its parent.
-        Parents come before children in the index, because only a block whose parent is there is entered.
+        What continues a lost block could not be found; once forgotten, it is stored again with its parent.
+        Parents come before children in the index, because a block is only added after its parent.
         """
         kept: dict[BlockHash, DiskPlace] = {}
         for name, place in self._index.items():
@@ -198,7 +198,7 @@ class DiskTier:
             self._forget(lambda place: place is damaged)
 
     def _touch(self, block_hash: BlockHash) -> None:
-        """Count the segments of a whole chain as used now. O(depth)."""
+        """Mark the segments of a whole chain as used now. O(depth)."""
         while (place := self._index.get(block_hash)) is not None:
             place.segment.used_at = self._num_uses
             block_hash = place.block.parent_hash
@@ -216,7 +216,7 @@ class DiskTier:
             self._segments[number] = segment
             self.num_damaged += segment.num_used - len(blocks)
             for slot, block in blocks.items():
-                # Head first: a block whose parent is not there (its file is gone) can never be found.
+                # A block whose parent is missing (its file was deleted) can never be found.
                 if block.depth == 0 or block.parent_hash in self._index:
                     self._index[block.block_hash] = DiskPlace(block=block, segment=segment, slot=slot)
             if not segment.is_full and segment.shape == self._shape:
@@ -225,7 +225,7 @@ class DiskTier:
         self._evict(self.max_bytes)
 
     def _guess_order_of_use(self) -> None:
-        """Count each block as used when the youngest block that continues it was written."""
+        """Mark each block as used when the newest block that continues it was written."""
         used_at: dict[BlockHash, int] = {}
         for name, place in reversed(self._index.items()):
             used_at[name] = max(used_at.get(name, 0), place.segment.number)
@@ -238,7 +238,7 @@ def _shape(max_bytes: int, block_bytes: int, token_bytes: int, root: BlockHash) 
     """Choose the size of a segment: large files, but several of them.
 
     Raises:
-        DiskTierUnusable: not even two segments of one block fit.
+        DiskTierUnusable: two segments of one block do not fit.
     """
     target = min(MAX_SEGMENT_BYTES, max_bytes // MIN_SEGMENTS) - 2 * PAGE_BYTES
     one = SegmentShape(root=root, block_bytes=block_bytes, token_bytes=token_bytes, num_slots=1)
@@ -250,13 +250,13 @@ def _shape(max_bytes: int, block_bytes: int, token_bytes: int, root: BlockHash) 
     )
     if 2 * shape.full_bytes > max_bytes:
         raise DiskTierUnusable(
-            f"--kv-disk-bytes {max_bytes} is too little: one block and its file take {shape.full_bytes} bytes"
+            f"--kv-disk-bytes {max_bytes} is too small: a file with one block takes {shape.full_bytes} bytes"
         )
     return shape
 
 
 def _lock(folder: Path) -> int | None:
-    """Take the folder for this process; the lock ends with it, however it ends."""
+    """Lock the folder for this process; the kernel releases the lock when the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -269,7 +269,7 @@ def _lock(folder: Path) -> int | None:
         os.close(fd)
         raise DiskTierUnusable(
             f"--kv-disk-path {folder} is in use by process {owner or 'unknown'}: "
-            "give each worker a folder of its own"
+            "give each worker its own folder"
         ) from error
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -277,7 +277,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _end_of_run(places: Sequence[DiskPlace], start: int) -> int:
-    """Return the end of the places that follow `start` without a gap in the same file."""
+    """Return the end of the run of places from `start` that are consecutive in one file."""
     stop = start + 1
     while (
         stop < len(places)

@@ -1,8 +1,8 @@
-"""Writes blocks to the disk tier on a thread of its own, so that no step of the engine waits for a disk.
+"""Writes blocks to the disk tier on its own thread, so that the engine's steps never wait for a disk.
 
-The queue is bounded in bytes: when it is full, blocks are dropped and counted, and so is everything that
-continues them, because a block is only worth writing behind its parent. When the disk refuses (full, quota,
-broken), writing pauses for RETRY_S and blocks are dropped meanwhile; requests never notice.
+The queue is bounded in bytes. When it is full, blocks are dropped and counted, and so is everything that
+continues them, because a block is useless without its parent. When a write fails (disk full, quota, I/O
+error), writing pauses for RETRY_S and blocks are dropped; requests are not affected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RETRY_S = 30.0
 
 
 class DiskWriter:
-    """A bounded queue in front of one disk tier. Only the engine's thread offers."""
+    """A bounded queue in front of one disk tier. Only the engine's thread calls `offer`."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class DiskWriter:
         self._thread.start()
 
     def offer(self, chain: list[TierBlock], rows: Row) -> int:
-        """Queue blocks that follow each other; return how many leading ones are or will be there."""
+        """Queue consecutive blocks; return how many leading ones are stored or queued."""
         with self._changed:
             num_taken = 0
             for block, row in zip(chain, rows, strict=True):
@@ -66,15 +66,15 @@ class DiskWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether offering anything now makes sense."""
+        """Whether `offer` would accept anything now."""
         return self._queued_bytes < self._max_queued_bytes and self._clock() >= self._paused_until_s
 
     def knows(self, block_hash: BlockHash) -> bool:
-        """Return whether the block is on the disk or on its way there."""
+        """Return whether the block is stored or queued."""
         return block_hash in self._queued or self._tier.find(block_hash) is not None
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the queue has been written; return whether it has."""
+        """Wait until the queue is written; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queued, timeout_s)
 
@@ -83,11 +83,11 @@ class DiskWriter:
         with self._changed:
             while self._queue:
                 self._forget(*self._queue.pop())
-            self._changed.wait_for(lambda: not self._queued)  # the one being written
+            self._changed.wait_for(lambda: not self._queued)  # for the block being written
             self._tier.clear()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what is queued, then end the thread and close the tier. Idempotent."""
+        """Write what is queued, then stop the thread and close the tier. Idempotent."""
         if self._is_closed:
             return
         if not self.flush(timeout_s):

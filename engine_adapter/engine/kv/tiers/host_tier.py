@@ -1,9 +1,9 @@
-"""The host tier: blocks in ordinary memory, bounded, least recently used chain tail first.
+"""The host tier: a bounded number of blocks in ordinary memory, least recently used evicted first.
 
-One allocation, touched only as it fills. A chain is useless without its head, so whoever uses a block uses
-its ancestors too, and the head always ends up as the most recent: eviction eats chains from their tail. A
-chain longer than the tier keeps its head and refuses the rest. Only the engine's thread calls it. It knows
-no device: rows come and go as bytes.
+One allocation, touched only as it fills. A chain is useless without its head, so using a block also counts as
+using its ancestors, and the head becomes the most recent: eviction removes chains from their end. Of a chain
+longer than the tier, the head is kept and the rest refused. Only the engine's thread calls it. It does not
+know the device: rows come and go as bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class HostTier:
     def __init__(self, *, max_bytes: int, block_bytes: int) -> None:
         self.num_slots = max_bytes // block_bytes
         if self.num_slots < 1:
-            raise ValueError(f"a host tier of {max_bytes} bytes holds no KV block: one takes {block_bytes}")
+            raise ValueError(
+                f"a host tier of {max_bytes} bytes cannot hold a KV block of {block_bytes} bytes"
+            )
         self.num_evictions = 0
         self._rows = allocate_host_bytes(self.num_slots * block_bytes).reshape(self.num_slots, block_bytes)
         self._places: OrderedDict[BlockHash, _Place] = OrderedDict()  # least recently used first
@@ -49,9 +51,9 @@ class HostTier:
         return None if place is None else self._rows[place.slot]
 
     def put(self, chain: list[TierBlock], rows: Row) -> int:
-        """Keep blocks that follow each other in one chain, and their bytes (blocks, block_bytes).
+        """Store consecutive blocks of one chain, and their bytes (blocks, block_bytes).
 
-        Returns how many leading ones are kept now: fewer where the chain alone fills the tier.
+        Returns how many leading ones are stored: fewer if the chain alone fills the tier.
         Changes: evicts; touches the chain up to its head.
         """
         if chain[0].depth and chain[0].parent_hash not in self._places:
@@ -75,18 +77,18 @@ class HostTier:
         return num_kept
 
     def use(self, block_hash: BlockHash) -> None:
-        """Take note that a block was found, and so everything before it."""
+        """Count a use of a block and its ancestors."""
         self._num_uses += 1
         self._touch(block_hash)
 
     def discard(self, block_hash: BlockHash) -> None:
-        """Forget a block whose bytes are not what they were."""
+        """Forget a block whose bytes are damaged."""
         place = self._places.pop(block_hash, None)
         if place is not None:
             self._free_slots.append(place.slot)
 
     def clear(self) -> int:
-        """Forget everything; returns how many blocks that were."""
+        """Forget everything; return the number of blocks."""
         num_blocks = len(self._places)
         for block_hash in list(self._places):
             self.discard(block_hash)
@@ -100,7 +102,7 @@ class HostTier:
             block_hash = place.block.parent_hash
 
     def _take_slot(self) -> int | None:
-        """Return a free slot, evicting if need be; None if all that is left belongs to the present chain."""
+        """Return a free slot, evicting if necessary; None if all other blocks belong to the current chain."""
         if not self._free_slots:
             block_hash, place = next(iter(self._places.items()))
             if place.used_at == self._num_uses:

@@ -1,8 +1,8 @@
-"""The tiers below the device as the engine sees them: opened, asked, counted, closed.
+"""Opens, queries and closes the tiers below the device for the engine.
 
-Decides what a block hash resolves to outside the device (host before disk) and what belongs together at start
-and end: the disk's index is complete before the first request, and what is queued is written, within a limit,
-before the folder is given free. The way up is `tier_loads`, the way down `tier_stores`.
+Decides in which tier a block hash is found (host before disk), and the order at start and end: the disk's
+index is complete before the first request, and what is queued is written, within a time limit, before the
+folder is unlocked. `tier_stores` copies blocks down, `tier_loads` brings them back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paged_kv.transfers import BlockTransfers
 
 
 class KVTiers:
-    """Host and disk behind one engine's device blocks. Single-threaded, like the engine."""
+    """Host and disk tier below one engine's device blocks. Single-threaded, like the engine."""
 
     def __init__(
         self,
@@ -45,19 +45,10 @@ class KVTiers:
         self._storage = storage
         self._block_size = blocks.block_size
         self._host: HostTier | None = None
-        self._disk: DiskTier | None = None
-        self._writer: DiskWriter | None = None
         if config.host_bytes:
             self._host = HostTier(max_bytes=config.host_bytes, block_bytes=storage.block_bytes)
-        if config.disk_path is not None:
-            self._disk = DiskTier(
-                config.disk_path,
-                max_bytes=config.disk_bytes,
-                block_bytes=storage.block_bytes,
-                token_bytes=blocks.block_bytes,
-                root=root,
-            )
-            self._writer = DiskWriter(self._disk)
+        self._disk = _open_disk(config, storage.block_bytes, blocks.block_bytes, root)
+        self._writer = DiskWriter(self._disk) if self._disk is not None else None
         self.loads = TierLoads(
             host=self._host,
             disk=self._disk,
@@ -75,7 +66,7 @@ class KVTiers:
         )
 
     def find(self, block_hash: BlockHash) -> Tier | None:
-        """Return the nearest tier that has a block. Changes nothing."""
+        """Return the fastest tier that has a block. Changes nothing."""
         if self._host is not None and self._host.get(block_hash) is not None:
             return Tier.HOST
         if self._disk is not None and self._disk.find(block_hash) is not None:
@@ -83,7 +74,7 @@ class KVTiers:
         return None
 
     def count_following(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
-        """Return the tokens of a chain's head that could be loaded now, by tier. Changes nothing."""
+        """Return how many tokens of a chain's head could be loaded now, by tier. Changes nothing."""
         counts = dict.fromkeys((tier.value for tier in Tier), 0)
         for block_hash in hashes:
             tier = self.find(block_hash)
@@ -93,11 +84,11 @@ class KVTiers:
         return counts
 
     def observe_step(self, num_prompt_tokens: int, duration_s: float) -> None:
-        """Let the planner know how long computing takes here."""
+        """Record how long computing takes on this machine."""
         self.loads.planner.observe_prefill(num_prompt_tokens, duration_s)
 
     def clear(self) -> int:
-        """Forget everything in both tiers; returns how many blocks that were."""
+        """Forget everything in both tiers; return the number of blocks."""
         self.stores.drop()
         num_blocks = self._host.clear() if self._host is not None else 0
         if self._disk is not None and self._writer is not None:
@@ -106,14 +97,14 @@ class KVTiers:
         return num_blocks
 
     def close(self) -> None:
-        """Write what is still to be written, within a limit, and give the folder free. Idempotent."""
+        """Write what is queued, within a time limit, and unlock the folder. Idempotent."""
         self.stores.settle()
         self.loads.close()
         if self._writer is not None:
             self._writer.close()
 
     def stats(self) -> dict[str, TierStats]:
-        """Return the counts of the tiers that exist, by name. Changes nothing."""
+        """Return the counters of the configured tiers, by name. Changes nothing."""
         stats: dict[str, TierStats] = {}
         if self._host is not None:
             stats[Tier.HOST.value] = TierStats(
@@ -142,3 +133,15 @@ class KVTiers:
                 read_bytes_per_s=self.loads.planner.read_bytes_per_s.get(Tier.DISK),
             )
         return stats
+
+
+def _open_disk(config: TierConfig, block_bytes: int, token_bytes: int, root: BlockHash) -> DiskTier | None:
+    if config.disk_path is None:
+        return None
+    return DiskTier(
+        config.disk_path,
+        max_bytes=config.disk_bytes,
+        block_bytes=block_bytes,
+        token_bytes=token_bytes,
+        root=root,
+    )

@@ -1,10 +1,9 @@
-"""Load or recompute? Whichever the measurements of this very process say is quicker.
+"""Decides whether to load or to recompute, by what this process has measured to be faster.
 
-A tier that is slower than the processor makes every hit a loss, so "it is there" is no reason to load. Rates
-are moving averages of what was measured: bytes per second of each tier, and prompt tokens per second of the
-model. What has not been measured yet is assumed to pay, so that it gets measured. A tier that was once too
-slow is tried again after RETRY_AFTER refusals, because a disk that was busy then may be idle now.
-Knows no clock: durations are arguments.
+A tier that is slower than the processor makes every hit a loss. Rates are moving averages: bytes per second
+of each tier, and prompt tokens per second of the model. A tier that has not been measured yet is used, so
+that it gets measured. A tier that was too slow is tried again after RETRY_AFTER refusals, because a disk that
+was busy may be idle now. It reads no clock: durations are arguments.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from engine_adapter.engine.kv.tiers.tier_block import Tier
 
 WEIGHT = 0.3  # of the newest measurement in the average
 RETRY_AFTER = 16
-MIN_PREFILL_TOKENS = 32  # a step with fewer says more about its fixed cost than about the rate
+MIN_PREFILL_TOKENS = 32  # a step with fewer measures its fixed cost rather than the rate
 
 
 class LoadPlanner:
-    """Rates of one process."""
+    """The measured rates of one process."""
 
     def __init__(self) -> None:
         self.num_refusals = 0
@@ -27,23 +26,23 @@ class LoadPlanner:
         self.read_bytes_per_s: dict[Tier, float] = {}
 
     def observe_prefill(self, num_tokens: int, duration_s: float) -> None:
-        """Take note of a step that computed prompt tokens."""
+        """Record a step that computed prompt tokens."""
         if num_tokens >= MIN_PREFILL_TOKENS and duration_s > 0:
             self.prefill_tokens_per_s = _mixed(self.prefill_tokens_per_s, num_tokens / duration_s)
 
     def observe_read(self, tier: Tier, num_bytes: int, duration_s: float) -> None:
-        """Take note of a load, from the tier to the device."""
+        """Record a read from a tier."""
         if num_bytes and duration_s > 0:
             self.read_bytes_per_s[tier] = _mixed(self.read_bytes_per_s.get(tier), num_bytes / duration_s)
 
     def observe_timeout(self, tier: Tier, num_bytes: int, waited_s: float) -> None:
-        """Take note of a load that did not arrive: the tier counts as that slow until it proves otherwise."""
+        """Record a load that did not arrive: the tier counts as that slow until it is measured again."""
         self.read_bytes_per_s[tier] = num_bytes / max(waited_s, 1e-3)
 
     def pays(self, num_tokens: int, bytes_of_tier: Mapping[Tier, int]) -> bool:
-        """Return whether loading these bytes is quicker than computing the tokens they stand for.
+        """Return whether loading these bytes is faster than computing the tokens they stand for.
 
-        Changes: the count of refusals, which ends in a new try.
+        Changes: the count of refusals; after RETRY_AFTER of them the answer is True once.
         """
         if self.prefill_tokens_per_s is None:
             return True

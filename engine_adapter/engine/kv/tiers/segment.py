@@ -1,17 +1,17 @@
-"""One segment file of the disk tier: its bytes, how they are written, and what of them is believed.
+"""One segment file of the disk tier: its format, how it is written, and what is trusted when it is read.
 
     0          header, 4096 bytes: magic, version, shape, root of the model, checksum of these
     4096       entries, one per slot: hash, parent, depth, payload checksum, tokens, checksum of these
-    aligned    payloads, one per slot: the block's bytes as they lay on the device
+    aligned    payloads, one per slot: the block's bytes as on the device
     to 4096
 
-All numbers are little-endian. Slots are filled in order and never again. A payload is written before its
-entry, so a slot without a valid entry is one that was never finished: a torn write, whatever its cause, is a
-slot that does not count. Nothing is synced until the file is full or closed: a killed process loses nothing
-(the system has the bytes), a power failure may lose what was young, and the checksums say what.
+All numbers are little-endian. Slots are filled in order and never rewritten. A payload is written before its
+entry, so a slot without a valid entry was never finished: torn writes are ignored. Nothing is synced until
+the file is full or closed: a killed process loses nothing (the kernel has the bytes), a power failure may
+lose recent blocks, which the checksums detect.
 
-Entries lie together so that a restart reads them with one read per segment and no payload at all. The file
-descriptor is closed with the last reference, so a reader may go on while the file is being removed.
+Entries are stored together, so a restart needs one read per segment and reads no payloads. The file
+descriptor is closed with its last reference, so readers can continue while the file is removed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SegmentUnusable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentShape:
-    """What all segments of one worker have in common."""
+    """The sizes and the model that all segments of one worker share."""
 
     root: BlockHash  # names model, dtypes and block size
     block_bytes: int
@@ -73,7 +73,7 @@ class SegmentShape:
         return self._sealed(slot, body + block.token_bytes)
 
     def block_of(self, slot: int, entry: bytes) -> TierBlock | None:
-        """Return what a valid entry says, or None."""
+        """Return the block of a valid entry, or None."""
         body = entry[: -_CHECKSUM.size]
         if entry != self._sealed(slot, body):
             return None
@@ -88,7 +88,7 @@ class SegmentShape:
 
     @staticmethod
     def _sealed(slot: int, body: bytes) -> bytes:
-        # The slot is the seed: an entry in the wrong place is as wrong as one with wrong bytes.
+        # The slot is the seed, so that an entry in the wrong place is invalid too.
         return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body, seed=slot + 1))
 
 
@@ -100,13 +100,13 @@ class Segment:
         self.number = number
         self.shape = shape
         self.num_used = 0
-        self.used_at = 0  # number of the use that touched it last; the tier's business
+        self.used_at = 0  # number of its latest use; kept by the tier
         self._fd = file_descriptor
         weakref.finalize(self, os.close, file_descriptor)
 
     @classmethod
     def create(cls, path: Path, number: int, shape: SegmentShape) -> Segment:
-        """Make an empty segment; raise OSError if the disk does not let us."""
+        """Create an empty segment; raise OSError if that fails."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         segment = cls(path, number, shape, fd)
         try:
@@ -120,7 +120,7 @@ class Segment:
     def reopen(cls, path: Path, number: int, shape: SegmentShape) -> tuple[Segment, dict[int, TierBlock]]:
         """Open an existing segment; return it and its valid entries by slot.
 
-        The number of slots is the file's own; everything else must be as in `shape`.
+        The number of slots comes from the file; everything else must match `shape`.
 
         Raises:
             SegmentUnusable: another format or model, or no header.
@@ -143,7 +143,7 @@ class Segment:
         return segment, segment._read_entries()
 
     def _read_entries(self) -> dict[int, TierBlock]:
-        """Changes: `num_used`, to behind the last slot that was ever begun."""
+        """Return the valid entries. Changes: `num_used`, to one past the last slot with an entry."""
         shape = self.shape
         raw = os.pread(self._fd, shape.num_slots * shape.entry_bytes, PAGE_BYTES)
         present_bytes = os.fstat(self._fd).st_size - shape.payload_start
@@ -167,7 +167,7 @@ class Segment:
         return self.shape.payload_start + self.num_used * self.shape.block_bytes
 
     def append(self, block: TierBlock, row: Row) -> int:
-        """Write one block into the next slot; return the slot. Raises OSError; the slot stays free then."""
+        """Write one block into the next slot and return the slot. On OSError the slot stays free."""
         slot, shape = self.num_used, self.shape
         _write_all(self._fd, row.data, shape.payload_start + slot * shape.block_bytes)
         _write_all(self._fd, shape.entry(slot, block), PAGE_BYTES + slot * shape.entry_bytes)
@@ -175,7 +175,7 @@ class Segment:
         return slot
 
     def read(self, first_slot: int, rows: Row) -> int:
-        """Read consecutive payloads into (blocks, block_bytes); return how many bytes came."""
+        """Read consecutive payloads into (blocks, block_bytes); return the number of bytes read."""
         return os.preadv(
             self._fd, [rows.data], self.shape.payload_start + first_slot * self.shape.block_bytes
         )
@@ -185,7 +185,7 @@ class Segment:
         os.fdatasync(self._fd)
 
     def remove(self) -> None:
-        """Delete the file; who reads it now may finish."""
+        """Delete the file; reads in progress can finish."""
         self.path.unlink(missing_ok=True)
 
 

@@ -1,8 +1,8 @@
-"""What a tier below the device keeps of one block, and the words for tiers.
+"""One block as a tier stores it, and the names of the tiers.
 
-A tier names blocks as the device's prefix cache does and compares as much on a hit: name, parent and tokens.
-The checksum is made once, when the bytes leave the device, and goes with them to every tier: whatever went
-wrong in between is a miss when they come back. It detects accidents, not attackers.
+A tier identifies blocks as the prefix cache does, and compares the same on a hit: hash, parent and tokens.
+The checksum is computed once, when the bytes leave the device, and goes with them to every tier: if anything
+went wrong in between, the block is a miss when it comes back. It detects accidents, not attackers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ payload_checksum: Callable[[memoryview | bytes], int] = xxhash.xxh3_64_intdigest
 
 
 class Tier(enum.Enum):
-    """Where KV can be kept when its device block is gone."""
+    """Where KV can be stored outside the device."""
 
     HOST = "host"
     DISK = "disk"
@@ -32,14 +32,14 @@ class Tier(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierBlock:
-    """One full block of KV outside the device; its bytes are the device's, scales included."""
+    """One full block of KV outside the device; the bytes are the device's, scales included."""
 
     block_hash: BlockHash
     parent_hash: BlockHash
     token_bytes: bytes
-    depth: int  # blocks before it in its chain; 0 follows the namespace itself
+    depth: int  # blocks before it in its chain; 0 for the first block of a prompt
     checksum: int  # of the bytes
 
     def matches(self, parent_hash: BlockHash, token_bytes: bytes) -> bool:
-        """Return whether this is that content, not only its name: a forced collision is a miss."""
+        """Return whether the content is the same, not only the hash: a forced collision is a miss."""
         return self.parent_hash == parent_hash and self.token_bytes == token_bytes

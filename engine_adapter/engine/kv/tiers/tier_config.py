@@ -1,4 +1,4 @@
-"""Settings of the tiers below the device, and their counts at one moment."""
+"""Settings of the tiers below the device, and their counters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierConfig:
-    """Both tiers are off by default: a worker that only has a CPU gains from the disk alone."""
+    """Both tiers are off by default. A worker on a CPU gains from the disk only."""
 
     host_bytes: int = 0  # memory for blocks that left the device; 0 is off
-    disk_path: Path | None = None  # folder of this worker alone; None is off
-    disk_bytes: int = 16 << 30  # space it may fill
+    disk_path: Path | None = None  # a folder that no other worker uses; None is off
+    disk_bytes: int = 16 << 30  # space that it may use
 
     def __post_init__(self) -> None:
         for name in ("host_bytes", "disk_bytes"):
@@ -35,7 +35,7 @@ class TierStats:
     num_loaded_bytes: int
     num_stored_blocks: int
     num_evicted_blocks: int
-    num_damaged_blocks: int  # their bytes were not what was stored: counted, forgotten, recomputed
-    num_dropped_blocks: int = 0  # not stored because the writer was behind or the disk refused
+    num_damaged_blocks: int  # failed their checksum: forgotten and recomputed
+    num_dropped_blocks: int = 0  # not stored because the writer was behind or the disk failed
     num_write_errors: int = 0
     read_bytes_per_s: float | None = None  # from the tier into device blocks; None until measured

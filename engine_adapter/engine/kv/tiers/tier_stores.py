@@ -1,11 +1,11 @@
-"""Stores: what steps have named leaves the device, head first, for the tiers that exist.
+"""Copies newly cached blocks from the device to the tiers, head of a chain first.
 
-Blocks are stored when they are named, not when they are evicted: a restart, expected or not, then finds
-them, and preemption needs no swapping of its own, since a preempted sequence's blocks are in a tier already.
-A chain is stored head first; ancestors that the tiers missed (the writer was behind, a file was evicted) are
-stored again with the next block of their chain, while the device still has them.
+Blocks are stored when they are cached, not when they are evicted, so that a restart, planned or not, finds
+them, and preemption needs no swapping: a preempted sequence's blocks are already in a tier. Ancestors that a
+tier lacks (the writer was behind, a file was deleted) are stored again with the next block of their chain, if
+the device still has them.
 
-Invariant: a tier is given only bytes whose copy is complete, with a checksum made of these very bytes.
+Invariant: a tier gets bytes only after their copy is complete, with a checksum computed from those bytes.
 Single-threaded, like the engine.
 """
 
@@ -26,13 +26,13 @@ from engine_adapter.engine.kv.tiers.host_tier import HostTier
 from engine_adapter.engine.kv.tiers.tier_block import TierBlock, payload_checksum
 from paged_kv.transfers import BlockTransfers, Event, Stream, on_stream
 
-# Copied out after one step; what is left of a long chain follows with its next block.
+# Limit per step; the rest of a long chain follows with its next block.
 MAX_STAGED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Staged:
-    """Blocks on their way out of the device."""
+    """Blocks being copied out of the device."""
 
     copied: Event
     chain: list[CachedBlock]
@@ -41,7 +41,7 @@ class _Staged:
 
 
 class TierStores:
-    """The way down of one engine."""
+    """All stores of one engine."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class TierStores:
         self._cache = cache
         self._transfers = transfers
         self._staged: deque[_Staged] = deque()
-        self._leaving: set[BlockHash] = set()  # names of what is staged
+        self._leaving: set[BlockHash] = set()  # of the staged blocks
 
     def store(self, entries: list[CachedBlock]) -> None:
-        """Copy out what a step has named and no tier has. Call after each step, before blocks are taken."""
+        """Copy out what a step has cached and no tier has. Call after each step, before blocks are reused."""
         self.settle()
         if self._host is None and not self._can_write:
             return
@@ -76,12 +76,12 @@ class TierStores:
         self.settle()
 
     def drop(self) -> None:
-        """Forget what is on its way out of the device."""
+        """Forget the copies in progress."""
         self._staged.clear()
         self._leaving.clear()
 
     def _missing_of(self, chain: list[CachedBlock]) -> tuple[list[CachedBlock], int]:
-        """Return a chain with the ancestors that no tier has, without what one has, and its first depth."""
+        """Return the blocks of a chain, ancestors included, that no tier has, and the depth of the first."""
         ancestors: list[CachedBlock] = []
         parent = self._cache.parent_of(chain[0])
         while parent is not None:
@@ -97,7 +97,7 @@ class TierStores:
         return self._writer is not None and self._writer.has_room
 
     def _is_kept(self, block_hash: BlockHash) -> bool:
-        """Return whether the last tier that takes blocks now has this one or is about to."""
+        """Return whether the lowest tier that accepts blocks now has this one or is getting it."""
         if block_hash in self._leaving:
             return True
         if self._writer is not None and self._writer.has_room:
@@ -105,7 +105,7 @@ class TierStores:
         return self._host is not None and self._host.get(block_hash) is not None
 
     def _copy_out(self, chain: list[CachedBlock], first_depth: int) -> None:
-        """Queue the copy of blocks into staging memory."""
+        """Queue a copy of the blocks into staging memory."""
         block_ids: list[int] = [entry.block_id for entry in chain]
         rows = self._storage.allocate_rows(len(chain))
 
@@ -118,7 +118,7 @@ class TierStores:
         self._staged.append(_Staged(copied=copied, chain=chain, first_depth=first_depth, rows=rows))
 
     def settle(self) -> None:
-        """Hand on to the tiers what has left the device completely."""
+        """Pass the completed copies to the tiers."""
         while self._staged and self._staged[0].copied.query():
             staged = self._staged.popleft()
             rows = staged.rows.numpy()
@@ -140,7 +140,7 @@ class TierStores:
 
 
 def _split_into_chains(entries: list[CachedBlock]) -> Iterator[list[CachedBlock]]:
-    """Cut a step's blocks where one does not follow the one before it."""
+    """Split a step's blocks into runs in which each block follows the one before."""
     chain: list[CachedBlock] = []
     for entry in entries:
         if chain and entry.parent_hash != chain[-1].block_hash:

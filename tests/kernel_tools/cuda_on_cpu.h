@@ -1,4 +1,4 @@
-// Runs a CUDA kernel on a CPU: enough of the language to execute this folder's .cu files with g++.
+// Runs a CUDA kernel on a CPU: enough of the language to execute paged_kv's .cu files with g++.
 //
 //   g++ -x c++ -include cuda_on_cpu.h -I <CUDA headers> kernel.cu     conversions come from NVIDIA's own headers
 //

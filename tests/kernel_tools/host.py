@@ -1,8 +1,8 @@
-"""Compiles the .cu files with g++ and runs them on the CPU, to prove them where there is no GPU.
+"""Compiles the .cu files with g++ and runs them on the CPU, to test them without a GPU.
 
-Decisions: the very files that a GPU runs, unchanged, with `cuda_on_cpu.h` in front; NVIDIA's own headers
+Decisions: the same files that a GPU runs, unchanged, with `cuda_on_cpu.h` in front; NVIDIA's own headers
 convert fp8, bf16 and fp16; compiled libraries are cached by the hash of source, shim, options and compiler.
-Slow by design (a fiber per CUDA thread), so it is for tests only.
+Slow: each CUDA thread is a fiber.
 """
 
 import ctypes
@@ -18,9 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from paged_kv.arena import KVArena
+from paged_kv.backends.attention import AttentionBackend, make_backend
+from paged_kv.backends.cupy_backend import CupyBackend
 from paged_kv.kernels.headers import cuda_include_folders
 from paged_kv.kernels.launcher import Argument, Shape, address_of
-from paged_kv.kernels.source import FOLDER, KernelSource
+from paged_kv.kernels.source import KernelSource
 
 _OPTIONS = (
     "-std=c++17",
@@ -42,11 +45,11 @@ _lock = threading.Lock()  # the shim runs one launch at a time
 
 
 class KernelFault(Exception):
-    """The shim stopped a kernel: a barrier or shuffle that cannot complete."""
+    """The shim has stopped a kernel at a barrier or shuffle that cannot complete."""
 
 
 def missing_tool() -> str | None:
-    """Return what keeps this machine from running kernels on its CPU, or None."""
+    """Return what this machine lacks to run kernels on its CPU, or None."""
     if shutil.which("g++") is None:
         return "g++ is not installed"
     if not cuda_include_folders():
@@ -61,7 +64,7 @@ def cache_folder() -> Path:
 
 
 class HostLauncher:
-    """Launcher that runs kernels on the CPU, with a seed for the order of warps."""
+    """Launcher that runs kernels on the CPU; the seed sets the order of warps."""
 
     def __init__(self, *, seed: int = 1, extra_options: tuple[str, ...] = ()) -> None:
         self._seed = seed
@@ -76,7 +79,7 @@ class HostLauncher:
         num_threads: int,
         arguments: tuple[Argument, ...],
     ) -> None:
-        """See Launcher. Raises KernelFault for what the shim refuses."""
+        """See Launcher. Raises KernelFault if the shim stops the kernel."""
         function = self._library(source)[f"host_{kernel}"]
         function.restype = ctypes.c_char_p
         held = [_c_value(argument) for argument in arguments]
@@ -96,6 +99,17 @@ class HostLauncher:
         return library
 
 
+def make_backend_anywhere(
+    name: str, arena: KVArena, *, num_heads: int, scale: float, sliding_window: int | None = None
+) -> AttentionBackend:
+    """Return what `make_backend` returns; on a host arena "cupy" runs its kernels on the CPU."""
+    if name == "cupy" and arena.is_host:
+        return CupyBackend(
+            arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window, launcher=HostLauncher()
+        )
+    return make_backend(name, arena, num_heads=num_heads, scale=scale, sliding_window=sliding_window)
+
+
 def _c_value(argument: Argument) -> "ctypes._SimpleCData[Any]":
     if isinstance(argument, np.generic):
         return _C_TYPES[argument.dtype.name](argument.item())
@@ -110,12 +124,12 @@ def _compiler_version() -> str:
 
 
 def build_library(source: KernelSource, extra_options: tuple[str, ...] = ()) -> Path:
-    """Return the compiled library of a source, cached or compiled now; raise with g++'s words if bad."""
+    """Return the compiled library of a source, cached or new; raise with g++'s message if it fails."""
     if reason := missing_tool():
         raise RuntimeError(reason)
     includes = [f"-isystem{folder}" for folder in cuda_include_folders()]
     options = (*_OPTIONS, *extra_options, *source.definitions)
-    shim = FOLDER / "cuda_on_cpu.h"
+    shim = Path(__file__).with_name("cuda_on_cpu.h")
     identity = "\0".join([source.fingerprint, shim.read_text(), *options, *includes, _compiler_version()])
     target = cache_folder() / f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.so"
     if target.exists():
@@ -128,6 +142,6 @@ def build_library(source: KernelSource, extra_options: tuple[str, ...] = ()) -> 
         command = ["g++", *options, *includes, str(unit), "-o", str(library)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"g++ refused the kernels:\n{done.stderr[-4000:]}")
-        library.replace(target)  # atomic: a concurrent test run sees all of it or nothing
+            raise RuntimeError(f"g++ could not compile the kernels:\n{done.stderr[-4000:]}")
+        library.replace(target)  # atomic: a concurrent test run sees the whole file or none
     return target

@@ -1,25 +1,26 @@
-"""Compiles every kernel for every architecture without a GPU and records what it takes of a processor.
+"""Compiles every kernel for every architecture without a GPU and records its registers and shared memory.
 
-NVRTC is the compiler that CuPy uses on a GPU machine, and needs no driver: what passes here compiles there.
-The table beside this file is checked by a test; after a change that is meant to move it:
+NVRTC is the compiler that CuPy uses on a GPU machine, and it needs no driver: what compiles here compiles
+there. A test checks the table beside this file; after an intended change, write it again:
 
-    PYTHONPATH=cuda python -m paged_kv.kernels.compile_table
+    PYTHONPATH=cuda:tests python -m kernel_tools.compile_table
 
-Invariant: no kernel spills registers. This module runs nothing.
+Invariant: no kernel spills registers. This module runs no kernels.
 """
 
 import csv
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from paged_kv.kernels.headers import cuda_include_folders
-from paged_kv.kernels.source import FOLDER, KernelSource, kernel_source
+from paged_kv.kernels.source import KernelSource, kernel_source
 from paged_kv.layout import KVDtype, KVLayout
 
 ARCHITECTURES = (80, 89, 90)  # A100; L4, L40S, RTX 40; H100, H200
-TABLE = FOLDER / "compile_table.csv"
+TABLE = Path(__file__).with_suffix(".csv")
 _FUNCTION = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
@@ -76,7 +77,7 @@ def compiler_version() -> str:
 
 
 def compile_source(source: KernelSource, architecture: int) -> str:
-    """Return the assembler's report for sm_<architecture>; raise RuntimeError with the log if bad."""
+    """Return the assembler's report for sm_<architecture>; raise RuntimeError with the log if it fails."""
     from cupy.cuda import nvrtc
 
     program: Any = nvrtc.createProgram(source.text, "kernels.cu", [], [])
@@ -86,7 +87,7 @@ def compile_source(source: KernelSource, architecture: int) -> str:
         nvrtc.compileProgram(program, options)
         return str(nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError as error:
-        raise RuntimeError(f"NVRTC refused the kernels:\n{nvrtc.getProgramLog(program)}") from error
+        raise RuntimeError(f"NVRTC could not compile the kernels:\n{nvrtc.getProgramLog(program)}") from error
     finally:
         nvrtc.destroyProgram(program)
 
@@ -124,7 +125,7 @@ def read_table() -> tuple[str, list[CompiledKernel]]:
 
 
 def write_table() -> None:
-    """Changes: the table beside this file."""
+    """Write the table beside this file."""
     rows = [row for case in CASES for arch in ARCHITECTURES for row in compiled_kernels(case, arch)]
     with TABLE.open("w", newline="") as file:
         file.write(f"# NVRTC {compiler_version()}\n")

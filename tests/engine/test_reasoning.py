@@ -1,4 +1,4 @@
-"""Thoughts taken out of answers: the parser, both dialects, and the switch of a template."""
+"""Reasoning separated from answers: the parser, both dialects, and a template's switch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fakes.tiny_checkpoint import CHAT_TEMPLATE, write_tiny_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.engine.text.reasoning import ThoughtParser, ThoughtPlace, thought_place
+from engine_adapter.engine.text.reasoning import ReasoningParser, ReasoningPlace, reasoning_place
 from engine_adapter.server.messages_api import BlockWriter
 
 # As Qwen3's: told not to think it writes empty thoughts itself; `opens` is for models that always think.
@@ -43,8 +43,8 @@ async def worker(checkpoint: Path) -> AsyncIterator[Worker]:
         yield running
 
 
-def split(place: ThoughtPlace, pieces: list[str]) -> tuple[str, str]:
-    parser = ThoughtParser(place)
+def split(place: ReasoningPlace, pieces: list[str]) -> tuple[str, str]:
+    parser = ReasoningParser(place)
     found = [parser.push(piece) for piece in pieces] + [parser.flush()]
     return "".join(thought for thought, _ in found), "".join(text for _, text in found)
 
@@ -52,28 +52,28 @@ def split(place: ThoughtPlace, pieces: list[str]) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("place", "text", "expected"),
     [
-        (ThoughtPlace.MARKED, "<think>\na b\n</think>\n\nyes", ("a b", "yes")),
-        (ThoughtPlace.MARKED, "<think>\n\n</think>\n\nyes", ("", "yes")),
-        (ThoughtPlace.MARKED, "yes <think>no</think>", ("", "yes <think>no</think>")),
-        (ThoughtPlace.MARKED, "<thin", ("", "<thin")),
-        (ThoughtPlace.MARKED, "<think>cut of", ("cut of", "")),
-        (ThoughtPlace.OPENED, "a </thin b</think>yes", ("a </thin b", "yes")),
-        (ThoughtPlace.OPENED, "cut </thi", ("cut </thi", "")),
-        (ThoughtPlace.NOWHERE, "<think>a</think>b", ("", "<think>a</think>b")),
+        (ReasoningPlace.MARKED, "<think>\na b\n</think>\n\nyes", ("a b", "yes")),
+        (ReasoningPlace.MARKED, "<think>\n\n</think>\n\nyes", ("", "yes")),
+        (ReasoningPlace.MARKED, "yes <think>no</think>", ("", "yes <think>no</think>")),
+        (ReasoningPlace.MARKED, "<thin", ("", "<thin")),
+        (ReasoningPlace.MARKED, "<think>cut of", ("cut of", "")),
+        (ReasoningPlace.OPENED, "a </thin b</think>yes", ("a </thin b", "yes")),
+        (ReasoningPlace.OPENED, "cut </thi", ("cut </thi", "")),
+        (ReasoningPlace.NOWHERE, "<think>a</think>b", ("", "<think>a</think>b")),
     ],
 )
 def test_thoughts_end_where_the_text_begins(
-    place: ThoughtPlace, text: str, expected: tuple[str, str]
+    place: ReasoningPlace, text: str, expected: tuple[str, str]
 ) -> None:
-    """Only thoughts at the start count; what is cut off is kept; white space around the markers is not."""
+    """Only reasoning at the start counts; text cut off is kept; white space around the markers is not."""
     assert split(place, [text]) == expected
 
 
 @given(
-    place=st.sampled_from(ThoughtPlace),
+    place=st.sampled_from(ReasoningPlace),
     pieces=st.lists(st.sampled_from(["<think>", "</think>", "<th", "ink>", "</", "a", " ", "\n", "b<"])),
 )
-def test_any_cutting_gives_the_same(place: ThoughtPlace, pieces: list[str]) -> None:
+def test_any_cutting_gives_the_same(place: ReasoningPlace, pieces: list[str]) -> None:
     """Pieces, single characters and the whole text are read alike."""
     whole = "".join(pieces)
     assert split(place, pieces) == split(place, [whole]) == split(place, list(whole))
@@ -81,9 +81,9 @@ def test_any_cutting_gives_the_same(place: ThoughtPlace, pieces: list[str]) -> N
 
 def test_the_template_and_the_prompt_tell_the_place() -> None:
     """Templates without markers are left alone; a prompt that ends with the first has opened it."""
-    assert thought_place(CHAT_TEMPLATE, "<think>\n") is ThoughtPlace.NOWHERE
-    assert thought_place(SWITCHED, "assistant\n") is ThoughtPlace.MARKED
-    assert thought_place(SWITCHED, "assistant\n<think>\n") is ThoughtPlace.OPENED
+    assert reasoning_place(CHAT_TEMPLATE, "<think>\n") is ReasoningPlace.NOWHERE
+    assert reasoning_place(SWITCHED, "assistant\n") is ReasoningPlace.MARKED
+    assert reasoning_place(SWITCHED, "assistant\n<think>\n") is ReasoningPlace.OPENED
 
 
 async def test_openai_thoughts_are_reasoning_content(worker: Worker) -> None:
@@ -120,7 +120,7 @@ async def count(worker: Worker, **fields: object) -> int:
 
 
 async def test_anthropic_thinking_moves_the_switch(worker: Worker) -> None:
-    """disabled reaches the template; enabled, adaptive and absence leave what it does by itself."""
+    """disabled reaches the template; enabled, adaptive and no field leave the template's default."""
     sizes = [await count(worker, thinking=kind) for kind in (None, ENABLED, {"type": "adaptive"})]
     assert len(set(sizes)) == 1
     assert await count(worker, thinking={"type": "disabled"}) == sizes[0] + len("<think>\n\n</think>\n\n")
@@ -186,7 +186,7 @@ def test_anthropic_blocks_follow_each_other() -> None:
     """Thoughts, text and a call are blocks 0, 1 and 2; each ends before the next starts."""
     writer = BlockWriter()
     call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
-    data = writer.thought("h") + writer.thought("m") + writer.text("yes") + writer.tool_use(call)
+    data = writer.thinking("h") + writer.thinking("m") + writer.text("yes") + writer.tool_use(call)
     seen = [(item["type"].removeprefix("content_block_"), item["index"]) for item in sse_events(data)]
     thinking = [("start", 0), ("delta", 0), ("delta", 0), ("stop", 0)]
     assert seen == [*thinking, *[(kind, index) for index in (1, 2) for kind in ("start", "delta", "stop")]]

@@ -1,8 +1,8 @@
-"""Pins as the engine offers them: accepted at once, computed by an internal request, kept over a restart.
+"""Pin operations of the engine: accepted at once, computed by an internal request, kept over restarts.
 
-Between the pin table (what is held), the engine (which computes what is missing) and the manifest (what to
-restore). The manifest is written when the set of pins changes, never when their progress does. A manifest
-that cannot be written costs durability, not the pin: it is logged and reported by `manifest_error`.
+Connects the pin table (what is held), the engine (which computes what is missing) and the manifest (what to
+restore). The manifest is written when the set of pins changes, not when their progress does. If it cannot be
+written, the pin still holds; the failure is logged and reported in `manifest_error`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from engine_adapter.engine.kv.block_hash import BlockHash
 from engine_adapter.engine.kv.pin_manifest import read_manifest, write_manifest
 from engine_adapter.engine.kv.pins import Pin, PinRefused, PinSpec, PinState, PinTable
+from engine_adapter.engine.kv.sequence import EngineRequest
 from engine_adapter.engine.model.sampling import SamplingParams
 from engine_adapter.engine.scheduling.scheduler import QueueFull
-from engine_adapter.engine.scheduling.sequence import EngineRequest
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class PinService:
         return not self._restoring
 
     def pin(self, spec: PinSpec) -> Pin:
-        """Accept a pin; its state tells what is held already.
+        """Accept a pin; its state says how much of it is already held.
 
         Raises:
             PinRefused: too short, expired, or no budget.
@@ -64,7 +64,7 @@ class PinService:
         return pin
 
     def unpin(self, pin_id: str) -> bool:
-        """Let a pin go and stop computing it. Returns whether it was known."""
+        """Release a pin and stop computing it. Returns whether it was known."""
         pin = self.table.remove(pin_id)
         if pin is None:
             return False
@@ -73,7 +73,7 @@ class PinService:
         return True
 
     def expire(self) -> None:
-        """Let go of every pin whose time has passed. Called before each step and when idle."""
+        """Release the pins whose lifetime has ended. Called before each step and when idle."""
         expired = self.table.expire()
         for pin in expired:
             self._stop_computing(pin)
@@ -82,7 +82,7 @@ class PinService:
             self._save()
 
     def restore(self) -> int:
-        """Ask for everything in the manifest again; returns how many pins were accepted."""
+        """Pin everything in the manifest again; returns how many pins were accepted."""
         if self._manifest_path is None:
             return 0
         specs = read_manifest(self._manifest_path, self._fingerprint, self._wall_clock())
@@ -97,7 +97,7 @@ class PinService:
         return len(self.table)
 
     def on_computed(self, request_id: str) -> None:
-        """Hold what an internal request has computed; called while its blocks are still its own."""
+        """Hold what an internal request has computed; called while the request still holds its blocks."""
         pin = self.table.get(request_id)
         if pin is not None:
             self.table.settle(pin)
