@@ -70,13 +70,13 @@ def type_text(annotation: object) -> str:
     """A type in the words of somebody who writes YAML."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(type_text(one) for one in arguments)
+        return " or ".join(type_text(argument) for argument in arguments)
     if origin in (tuple, list, frozenset, set):
         return f"list of {type_text(arguments[0])}"
     if origin is dict:
         return "map"
     if origin is typing.Literal:
-        return " or ".join(f"`{one}`" for one in arguments)
+        return " or ".join(f"`{choice}`" for choice in arguments)
     if origin is typing.Annotated:
         return type_text(arguments[0])
     names = {str: "text", int: "whole number", float: "number", bool: "yes or no", type(None): "none"}

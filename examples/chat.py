@@ -113,9 +113,9 @@ def main() -> None:
     model = gateway.models.list().data[0].id
     backends = httpx.get(f"{options.admin_url}/admin/v1/backends").json()["backends"]
     workers = [
-        (one["id"], openai.OpenAI(base_url=f"{one['url']}/v1", api_key="none"))
-        for one in backends
-        if one["state"] == "ready"
+        (backend["id"], openai.OpenAI(base_url=f"{backend['url']}/v1", api_key="none"))
+        for backend in backends
+        if backend["state"] == "ready"
     ]
     # each play has a system prompt of its own, so that neither finds what the other left in a cache
     run = uuid.uuid4().hex[:8]

@@ -36,10 +36,10 @@ def main() -> None:
     system = {"role": "system", "content": rules}
 
     pinned = admin.post("/pins", json={"name": PIN, "messages": [system]}).raise_for_status()
-    for one in pinned.json()["backends"]:
-        pin = next(pin for pin in one["pins"] if pin["name"] == PIN)
+    for backend in pinned.json()["backends"]:
+        pin = next(pin for pin in backend["pins"] if pin["name"] == PIN)
         print(
-            f"{one['backend']}: pin {pin['state']}, {pin['pinned_tokens']} of {pin['num_tokens']} "
+            f"{backend['backend']}: pin {pin['state']}, {pin['pinned_tokens']} of {pin['num_tokens']} "
             f"tokens held, room for {pin['granted_tokens']}"
         )
     try:

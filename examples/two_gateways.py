@@ -67,7 +67,9 @@ def main() -> None:
     options = parser.parse_args()
 
     known = httpx.get(f"{options.admin_url}/admin/v1/backends").json()["backends"]
-    backends = [{"id": one["id"], "url": one["url"], "engine": one["engine"]} for one in known]
+    backends = [
+        {"id": backend["id"], "url": backend["url"], "engine": backend["engine"]} for backend in known
+    ]
     with tempfile.TemporaryDirectory() as folder:
         gateways = [start_gateway(Path(folder), number, backends, options.redis_url) for number in range(2)]
         try:

@@ -90,7 +90,9 @@ def main() -> None:
     options = parser.parse_args()
 
     known = httpx.get(f"{options.admin_url}/admin/v1/backends").json()["backends"]
-    backends = [{"id": one["id"], "url": one["url"], "engine": one["engine"]} for one in known]
+    backends = [
+        {"id": backend["id"], "url": backend["url"], "engine": backend["engine"]} for backend in known
+    ]
     with tempfile.TemporaryDirectory() as folder:
         process = start_gateway(Path(folder), backends)
         try:

@@ -13,11 +13,9 @@ The files of the dashboard and `/livez` hold nothing secret and are open.
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,35 +23,11 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from gateway.errors import Forbidden, GatewayError, Unauthorized, UnsupportedMediaType
+from gateway.request.operator_tokens import Tokens
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _SAFE_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """The bearer tokens of both roles; without either, loopback may operate."""
-
-    operate: str | None = None
-    read: str | None = None
-
-    @property
-    def is_any(self) -> bool:
-        return bool(self.operate or self.read)
-
-    def __repr__(self) -> str:
-        return "Tokens(…)"
-
-    def role_of(self, authorization: str) -> str | None:
-        """`operate`, `read` or None. Both tokens are always compared, each in constant time."""
-        scheme, _, given = authorization.partition(" ")
-        is_bearer = scheme.lower() == "bearer"
-        may_operate = _equal(self.operate, given.strip())
-        may_read = _equal(self.read, given.strip())
-        if not is_bearer:
-            return None
-        return "operate" if may_operate else "read" if may_read else None
 
 
 class Guard:
@@ -94,12 +68,6 @@ class Guard:
             raise Forbidden("a page of another origin may not use the admin API")
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise Forbidden("a page of another site may not use the admin API")
-
-
-def _equal(token: str | None, given: str) -> bool:
-    # compared even when there is none, so that time does not tell which tokens exist
-    is_equal = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), (token or "").encode())
-    return bool(token) and is_equal
 
 
 def _host_name(host: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from gateway.admin.access import Guard, Tokens, make_problem_middleware
+from gateway.admin.access import Guard, make_problem_middleware
 from gateway.admin.dashboard_files import DashboardFiles
 from gateway.admin.decision_operations import DecisionOperations
 from gateway.admin.fleet_operations import FleetOperations
@@ -23,6 +23,7 @@ from gateway.admin.pin_operations import PinOperations
 from gateway.admin.process_operations import ProcessOperations
 from gateway.admin.session_operations import SessionOperations
 from gateway.observability.logs import log_event
+from gateway.request.operator_tokens import Tokens
 
 PREFIX = "/admin/v1"
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -53,8 +54,8 @@ class AdminApi:
         app.router.add_get("/metrics", self._render_metrics)
         app.router.add_get("/admin/openapi.json", self._openapi)
         DashboardFiles().add_routes(app)
-        for one in self.operations:
-            app.router.add_route(one.method, PREFIX + one.path, self._guarded(one))
+        for operation in self.operations:
+            app.router.add_route(operation.method, PREFIX + operation.path, self._guarded(operation))
         return app
 
     def _guarded(self, operation: Operation) -> Handler:

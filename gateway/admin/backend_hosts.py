@@ -50,7 +50,7 @@ async def require_allowed(url: str, patterns: Sequence[str]) -> None:
     """Raise BadRequest unless a backend with this (valid) url may be added."""
     address = parse_base_url(url)
     if address.unix_path is not None:
-        if not any(fnmatchcase(f"unix:{address.unix_path}", one) for one in patterns):
+        if not any(fnmatchcase(f"unix:{address.unix_path}", pattern) for pattern in patterns):
             raise _refused(f"unix:{address.unix_path}")
         return
     host = address.host.rstrip(".").lower()
@@ -62,11 +62,11 @@ async def require_allowed(url: str, patterns: Sequence[str]) -> None:
     if host in _METADATA_NAMES or _NUMBER_LABEL.match(host.rpartition(".")[2]):
         raise _refused(host)
     resolved = await _resolve(host, address.port)
-    if any(is_forbidden(one) for one in resolved):
+    if any(is_forbidden(address) for address in resolved):
         raise _refused(f"{host} (which resolves to a metadata address)")
     if is_allowed_name(host, patterns):
         return
-    if not resolved or not all(is_allowed_address(one, patterns) for one in resolved):
+    if not resolved or not all(is_allowed_address(address, patterns) for address in resolved):
         raise _refused(host)
 
 
@@ -81,11 +81,11 @@ def is_allowed_name(host: str, patterns: Iterable[str]) -> bool:
     is_local = "." not in host or host.endswith(_CLUSTER_SUFFIXES)
     return any(
         (is_local and host != "localhost")
-        if one == "cluster"
+        if pattern == "cluster"
         else host == "localhost"
-        if one == "loopback"
-        else one not in _WORDS and fnmatchcase(host, one.lower())
-        for one in patterns
+        if pattern == "loopback"
+        else pattern not in _WORDS and fnmatchcase(host, pattern.lower())
+        for pattern in patterns
     )
 
 

@@ -25,7 +25,7 @@ async def require_key_allowed(backend: BackendSettings, config: Config, environ:
     if variable is None:
         return
     place = _place_of(backend.url)
-    if not any(one.api_key_env == variable and _place_of(one.url) == place for one in config.backends):
+    if not any(known.api_key_env == variable and _place_of(known.url) == place for known in config.backends):
         try:
             await require_allowed(backend.url, config.admin.key_hosts.get(variable, ()))
         except BadRequest as error:

@@ -87,7 +87,7 @@ class DecisionOperations:
     # -- what if
 
     async def judge_change(self, *, body: WhatIfQuestion) -> WhatIfAnswer:
-        before: Weights = {name: one.weight for name, one in self._parts.fleet.view.backends.items()}
+        before: Weights = {name: backend.weight for name, backend in self._parts.fleet.view.backends.items()}
         after = _changed(before, body)
         sessions, is_sampled = await self._walk_sessions(before)
         virtual_nodes = self._parts.config().routing.virtual_nodes
@@ -124,25 +124,25 @@ def _changed(before: Weights, question: WhatIfQuestion) -> Weights:
         if name not in after:
             raise BadRequest(f"there is no backend {name}, so it cannot be reweighted", param="reweight")
         after[BackendId(name)] = weight
-    for one in question.add:
-        if one.id in after:
-            raise BadRequest(f"backend {one.id} is in the fleet already", param="add")
-        after[BackendId(one.id)] = one.weight
+    for added in question.add:
+        if added.id in after:
+            raise BadRequest(f"backend {added.id} is in the fleet already", param="add")
+        after[BackendId(added.id)] = added.weight
     return after
 
 
 def _describe(judged: Forecast, before: Weights, after: Weights, *, is_sampled: bool) -> WhatIfAnswer:
-    def row(name: BackendId, one: BackendForecast) -> WhatIfBackend:
+    def row(name: BackendId, backend: BackendForecast) -> WhatIfBackend:
         return WhatIfBackend(
             id=name,
             weight_before=before.get(name),
             weight_after=after.get(name),
-            ring_share_before=round(one.ring_share_before, 6),
-            ring_share_after=round(one.ring_share_after, 6),
-            sessions_before=one.sessions_before,
-            sessions_after=one.sessions_after,
-            tokens_before=one.tokens_before,
-            tokens_after=one.tokens_after,
+            ring_share_before=round(backend.ring_share_before, 6),
+            ring_share_after=round(backend.ring_share_after, 6),
+            sessions_before=backend.sessions_before,
+            sessions_after=backend.sessions_after,
+            tokens_before=backend.tokens_before,
+            tokens_after=backend.tokens_after,
         )
 
     return WhatIfAnswer(
@@ -154,5 +154,5 @@ def _describe(judged: Forecast, before: Weights, after: Weights, *, is_sampled: 
         tokens_moved=judged.num_tokens_moved,
         tokens_moved_share=round(judged.num_tokens_moved / max(1, judged.num_tokens), 6),
         is_sampled=is_sampled,
-        backends=[row(name, one) for name, one in judged.backends.items()],
+        backends=[row(name, backend) for name, backend in judged.backends.items()],
     )

@@ -41,7 +41,9 @@ Counts = Mapping[BackendId, int]
 def describe_backends(parts: AdminParts, sessions: Counts) -> list[BackendAnswer]:
     """All backends, in the order of the fleet."""
     beliefs = parts.router.snapshot()
-    return [describe_backend(parts, one, sessions, beliefs) for one in parts.fleet.view.backends.values()]
+    return [
+        describe_backend(parts, backend, sessions, beliefs) for backend in parts.fleet.view.backends.values()
+    ]
 
 
 def describe_backend(
@@ -216,14 +218,14 @@ def describe_decision(facts: RequestFacts, binding: Binding | None, decision: De
         expected_cached_tokens=decision.expected_cached_tokens,
         candidates=[
             CandidateAnswer(
-                backend=one.backend_id,
-                price=one.price if math.isfinite(one.price) else None,
-                reason=one.reason,
-                expected_cached_tokens=one.expected_cached_tokens,
-                wait_s=one.wait_s,
-                prefill_s=one.prefill_s,
+                backend=candidate.backend_id,
+                price=candidate.price if math.isfinite(candidate.price) else None,
+                reason=candidate.reason,
+                expected_cached_tokens=candidate.expected_cached_tokens,
+                wait_s=candidate.wait_s,
+                prefill_s=candidate.prefill_s,
             )
-            for one in decision.ranked
+            for candidate in decision.ranked
         ],
     )
 
@@ -253,7 +255,9 @@ def describe_group(parts: AdminParts, group: Group) -> GroupAnswer:
         hit_rate=_share(group.cached_tokens, group.prompt_tokens),
         prefix_tokens=max(holders.values(), default=0),
         last_seen_wall_s=parts.to_wall_s(group.last_seen_s),
-        holders=[GroupHolder(backend=one, tokens=tokens) for one, tokens in sorted(holders.items())],
+        holders=[
+            GroupHolder(backend=backend_id, tokens=tokens) for backend_id, tokens in sorted(holders.items())
+        ],
     )
 
 

@@ -24,7 +24,7 @@ class FleetOperations:
         self._parts = parts
 
     def operations(self) -> list[Operation]:
-        one = "/backends/{name}"
+        backend_path = "/backends/{name}"
         return [
             Operation("GET", "/status", self.show_status, "The whole fleet on one page", tag="fleet"),
             Operation("GET", "/backends", self.list_backends, "All backends", tag="fleet"),
@@ -37,24 +37,36 @@ class FleetOperations:
                 problems=(409,),
                 tag="fleet",
             ),
-            Operation("GET", one, self.show_backend, "One backend", tag="fleet"),
-            Operation("PATCH", one, self.patch_backend, "Change weight or labels", tag="fleet"),
+            Operation("GET", backend_path, self.show_backend, "One backend", tag="fleet"),
+            Operation("PATCH", backend_path, self.patch_backend, "Change weight or labels", tag="fleet"),
             Operation(
                 "DELETE",
-                one,
+                backend_path,
                 self.remove_backend,
                 "Take a backend out at once",
                 statuses=(204,),
                 tag="fleet",
             ),
             Operation(
-                "POST", f"{one}/cordon", self.cordon_backend, "No new sessions; bound ones stay", tag="fleet"
+                "POST",
+                f"{backend_path}/cordon",
+                self.cordon_backend,
+                "No new sessions; bound ones stay",
+                tag="fleet",
             ),
             Operation(
-                "POST", f"{one}/drain", self.drain_backend, "No new sessions; bound ones move", tag="fleet"
+                "POST",
+                f"{backend_path}/drain",
+                self.drain_backend,
+                "No new sessions; bound ones move",
+                tag="fleet",
             ),
             Operation(
-                "POST", f"{one}/undrain", self.undrain_backend, "Take back a cordon or a drain", tag="fleet"
+                "POST",
+                f"{backend_path}/undrain",
+                self.undrain_backend,
+                "Take back a cordon or a drain",
+                tag="fleet",
             ),
         ]
 

@@ -39,9 +39,9 @@ def openapi_document(operations: Sequence[Operation], prefix: str) -> dict[str, 
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for one in operations:
-        path = paths.setdefault(prefix + one.path, {})
-        path[one.method.lower()] = _describe(one, schema_of, components)
+    for operation in operations:
+        path = paths.setdefault(prefix + operation.path, {})
+        path[operation.method.lower()] = _describe(operation, schema_of, components)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -55,7 +55,12 @@ def openapi_document(operations: Sequence[Operation], prefix: str) -> dict[str, 
             "schemas": {
                 name: schema
                 for name, schema in components.items()
-                if name not in {one.shape.query.__name__ for one in operations if one.shape.query is not None}
+                if name
+                not in {
+                    operation.shape.query.__name__
+                    for operation in operations
+                    if operation.shape.query is not None
+                }
             },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
@@ -65,8 +70,8 @@ def openapi_document(operations: Sequence[Operation], prefix: str) -> dict[str, 
 
 def _types_of(operations: Iterable[Operation]) -> list[Any]:
     found: dict[Any, None] = {Problem: None}
-    for one in operations:
-        shape = one.shape
+    for operation in operations:
+        shape = operation.shape
         for kind in (shape.query, shape.body, shape.answer):
             if kind is not None:
                 found[kind] = None
@@ -112,7 +117,7 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     """A query parameter is absent, never null."""
-    kinds = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     if len(kinds) != 1:
         return schema
     return {key: value for key, value in (schema | kinds[0]).items() if key not in ("anyOf", "default")}

@@ -48,7 +48,7 @@ class IfMatch:
         """Raise PreconditionFailed when the caller knows an older state. Without the header anything goes."""
         if self.header is None or self.header.strip() == "*":
             return
-        if etag not in (one.strip() for one in self.header.split(",")):
+        if etag not in (tag.strip() for tag in self.header.split(",")):
             raise PreconditionFailed("it has changed since you read it: read it again, then decide again")
 
 
@@ -118,7 +118,7 @@ def _shape_of(handler: Handler) -> Shape:
     body, query = hints.get("body"), hints.get("query")
     is_optional = typing.get_origin(body) is types.UnionType
     if is_optional:
-        body = next(one for one in typing.get_args(body) if one is not types.NoneType)
+        body = next(member for member in typing.get_args(body) if member is not types.NoneType)
     special = ("body", "query", "if_match")
     return Shape(
         path_types={name: kind for name, kind in hints.items() if name not in special},

@@ -72,20 +72,20 @@ class PinOperations:
 
     async def list_pins(self) -> PinList:
         backends = list(self._parts.fleet.view.backends.values())
-        return PinList(backends=list(await asyncio.gather(*(self._show(one) for one in backends))))
+        return PinList(backends=list(await asyncio.gather(*(self._show(backend) for backend in backends))))
 
     async def add_pin(self, *, body: PinOrder) -> Reply[PinList]:
-        if sum(one is not None for one in (body.messages, body.prompt, body.tokens)) != 1:
+        if sum(given is not None for given in (body.messages, body.prompt, body.tokens)) != 1:
             raise BadRequest("name the prefix by exactly one of messages, prompt and tokens")
         targets = self._targets(body.backends)
         request = self._encode(body)
         is_for_all = body.backends is None
         if is_for_all:
             self._standing.check(body)
-        added = await _all_or_error(self._pin(one, body, request) for one in targets)
+        added = await _all_or_error(self._pin(backend, body, request) for backend in targets)
         if is_for_all:
             self._standing.keep(body)
-        rows = list(await asyncio.gather(*(self._show(one) for one in targets)))
+        rows = list(await asyncio.gather(*(self._show(backend) for backend in targets)))
         return Reply(value=PinList(backends=rows), status=201 if any(added) else 200)
 
     def _encode(self, order: PinOrder) -> bytes:
@@ -111,28 +111,28 @@ class PinOperations:
 
     async def remove_pin(self, *, name: PinName) -> PinList:
         backends = [
-            one
-            for one in self._parts.fleet.view.backends.values()
-            if one.engine in ENGINES_WITH_PINS and one.state.is_routable
+            backend
+            for backend in self._parts.fleet.view.backends.values()
+            if backend.engine in ENGINES_WITH_PINS and backend.state.is_routable
         ]
         has_stood = self._standing.forget_named(name)
-        removed = await _all_or_error(self._engines.remove(one.backend_id, name) for one in backends)
+        removed = await _all_or_error(self._engines.remove(backend.backend_id, name) for backend in backends)
         self._standing.forget((pin.name, pin.owner) for pins in removed for pin in pins)  # it was named by id
         if not any(removed) and not has_stood:
             raise NotFound("no backend has a pin of this name")
-        return PinList(backends=list(await asyncio.gather(*(self._show(one) for one in backends))))
+        return PinList(backends=list(await asyncio.gather(*(self._show(backend) for backend in backends))))
 
     def _targets(self, names: Sequence[str] | None) -> list[Backend]:
         """The backends an order is for. Raises NotFound, or Conflict naming an engine without pins."""
         view = self._parts.fleet.view
         if names is None:
             targets = [
-                one
-                for one in view.backends.values()
-                if one.engine in ENGINES_WITH_PINS and one.state.is_routable
+                backend
+                for backend in view.backends.values()
+                if backend.engine in ENGINES_WITH_PINS and backend.state.is_routable
             ]
             if not targets:
-                engines = ", ".join(sorted({one.engine for one in view.backends.values()})) or "none"
+                engines = ", ".join(sorted({backend.engine for backend in view.backends.values()})) or "none"
                 raise Conflict(f"no reachable backend has an engine with pins (torch); engines: {engines}")
             return targets
         targets = []

@@ -95,7 +95,7 @@ class ProcessOperations:
                 others.append(msgspec.json.decode(report, type=Replica))
             except msgspec.DecodeError:  # what another version wrote, or nonsense: not shown
                 continue
-        return ReplicaList(replicas=[ours, *sorted(others, key=lambda one: one.name)])
+        return ReplicaList(replicas=[ours, *sorted(others, key=lambda replica: replica.name)])
 
     async def show_summary(self) -> Summary:
         parts = self._parts
@@ -114,7 +114,7 @@ class ProcessOperations:
             by_turn=describe_turns(journal.by_turn) if journal else [],
             recent_moves=describe_moves(parts, list(journal.recent_moves)[-SUMMARY_ROWS:]) if journal else [],
             recent_sessions=describe_recent(parts, journal.recent(SUMMARY_ROWS)) if journal else [],
-            groups=[describe_group(parts, one) for one in journal.hottest(now_s, SUMMARY_ROWS)]
+            groups=[describe_group(parts, group) for group in journal.hottest(now_s, SUMMARY_ROWS)]
             if journal
             else [],
             ring=await describe_ring(parts),
@@ -130,7 +130,7 @@ def describe_replica(parts: AdminParts) -> Replica:
         started_wall_s=round(parts.started_wall_s, 3),
         generation=parts.fleet.view.generation,
         backends=len(backends),
-        backends_ready=sum(one.state.takes_new_sessions for one in backends),
+        backends_ready=sum(backend.state.takes_new_sessions for backend in backends),
         in_flight=parts.num_in_flight(),
         is_store_degraded=parts.sessions.stats().is_degraded,
     )
@@ -142,9 +142,9 @@ def mask_secrets(value: Any, name: str = "") -> Any:
     The configuration names variables instead of holding secrets; this is for what slips in all the same.
     """
     if isinstance(value, Mapping):
-        return {key: mask_secrets(one, str(key)) for key, one in value.items()}
+        return {key: mask_secrets(member, str(key)) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [mask_secrets(one, name) for one in value]
+        return [mask_secrets(member, name) for member in value]
     if isinstance(value, str) and value:
         if _SECRET_NAME.search(name):
             return MASK

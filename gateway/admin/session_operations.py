@@ -28,7 +28,7 @@ class SessionOperations:
         self._parts = parts
 
     def operations(self) -> list[Operation]:
-        one = "/sessions/{key}"
+        session_path = "/sessions/{key}"
         return [
             Operation(
                 "GET",
@@ -39,14 +39,14 @@ class SessionOperations:
             ),
             Operation(
                 "GET",
-                one,
+                session_path,
                 self.show_session,
                 "One session: home, turns, tokens, hit rate, moves with their reasons",
                 tag="sessions",
             ),
             Operation(
                 "DELETE",
-                one,
+                session_path,
                 self.end_session,
                 "Forget the session's home; ending an unknown session is a success",
                 tag="sessions",
@@ -54,7 +54,7 @@ class SessionOperations:
             ),
             Operation(
                 "POST",
-                f"{one}/move",
+                f"{session_path}/move",
                 self.move_session,
                 "Give the session another home",
                 tag="sessions",
@@ -71,7 +71,9 @@ class SessionOperations:
             rows, cursor = await self._parts.sessions.list_by_backend(
                 BackendId(query.backend), cursor=query.cursor, limit=query.limit
             )
-            return SessionPage(sessions=[describe_binding(key, one) for key, one in rows], next_cursor=cursor)
+            return SessionPage(
+                sessions=[describe_binding(key, binding) for key, binding in rows], next_cursor=cursor
+            )
         return await self._list_all(query)
 
     async def show_session(self, *, key: SessionName) -> SessionAnswer:
@@ -116,7 +118,11 @@ class SessionOperations:
         if query.model is not None:
             models = [query.model]
         else:
-            served = {model for one in self._parts.fleet.view.backends.values() for model in one.models or ()}
+            served = {
+                model
+                for backend in self._parts.fleet.view.backends.values()
+                for model in backend.models or ()
+            }
             models = sorted(served)[:MAX_MODELS_TRIED]
             if not models:
                 raise BadRequest("no backend has told its models yet: name the model", param="model")
@@ -155,7 +161,7 @@ class SessionOperations:
     async def _list_all(self, query: SessionQuery) -> SessionPage:
         """Backend by backend; the cursor names the backend whose turn it is, then the store's own cursor."""
         name, _, inner = (query.cursor or "").partition("/")
-        names = sorted(one for one in self._parts.fleet.view.backends if one >= name)
+        names = sorted(backend_id for backend_id in self._parts.fleet.view.backends if backend_id >= name)
         for place, backend_id in enumerate(names):
             cursor = inner if backend_id == name and inner else None
             rows, following = await self._parts.sessions.list_by_backend(
@@ -167,6 +173,7 @@ class SessionOperations:
                 next_cursor = f"{names[place + 1]}/" if place + 1 < len(names) else None
             if rows or next_cursor is None:
                 return SessionPage(
-                    sessions=[describe_binding(key, one) for key, one in rows], next_cursor=next_cursor
+                    sessions=[describe_binding(key, binding) for key, binding in rows],
+                    next_cursor=next_cursor,
                 )
         return SessionPage(sessions=[], next_cursor=None)

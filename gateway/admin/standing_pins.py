@@ -120,7 +120,7 @@ class StandingPins:
                     problem=tries.problem,
                 )
                 found.append(missing)
-        return sorted(found, key=lambda one: (one.name, one.owner))
+        return sorted(found, key=lambda pin: (pin.name, pin.owner))
 
     async def running(self) -> None:
         """Look about once a second, for ever."""
@@ -135,11 +135,11 @@ class StandingPins:
         """Bring every backend what is due there. Costs nothing while no order stands."""
         self._forget_expired()
         backends = [
-            one
-            for one in self._fleet.view.backends.values()
-            if one.engine in ENGINES_WITH_PINS and one.state.is_routable
+            backend
+            for backend in self._fleet.view.backends.values()
+            if backend.engine in ENGINES_WITH_PINS and backend.state.is_routable
         ]
-        lives = {(one.backend_id, one.epoch) for one in self._fleet.view.backends.values()}
+        lives = {(backend.backend_id, backend.epoch) for backend in self._fleet.view.backends.values()}
         self._tries = {
             place: tries
             for place, tries in self._tries.items()
@@ -201,5 +201,9 @@ class StandingPins:
     def _forget_expired(self) -> None:
         now_s = self._clock()
         self.forget(
-            [key for key, one in self._orders.items() if one.expires_s is not None and one.expires_s <= now_s]
+            [
+                key
+                for key, standing in self._orders.items()
+                if standing.expires_s is not None and standing.expires_s <= now_s
+            ]
         )

@@ -45,7 +45,9 @@ class AdminClient:
 
     def get(self, path: str, **params: Any) -> Any:
         """Raises CommandError, as all methods do."""
-        return self._ask("GET", path, params={key: one for key, one in params.items() if one is not None})
+        return self._ask(
+            "GET", path, params={key: value for key, value in params.items() if value is not None}
+        )
 
     def post(self, path: str, body: object = None) -> Any:
         return self._ask("POST", path, body=body)

@@ -22,11 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     remove = actions.add_parser("remove", help="take a backend out at once; its sessions move")
     cordon = actions.add_parser("cordon", help="no new sessions; bound ones stay")
     weight = actions.add_parser("weight", help="change a backend's share of new sessions")
-    for one in (remove, cordon, weight):
-        one.add_argument("backend")
+    for action in (remove, cordon, weight):
+        action.add_argument("backend")
     weight.add_argument("weight", type=float)
-    for one in (add, remove, cordon, weight):
-        add_admin_arguments(one, is_inner=True)
+    for action in (add, remove, cordon, weight):
+        add_admin_arguments(action, is_inner=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,22 +70,22 @@ def _table(backends: list[dict[str, Any]]) -> Table:
         ">wait",
         "models",
     )
-    for one in backends:
-        belief = one["routing"] or {}
+    for backend in backends:
+        belief = backend["routing"] or {}
         add_row(
             found,
             [
-                one["id"],
-                state(one["state"]),
-                one["engine"],
-                one["url"],
-                f"{one['weight']:g}",
-                one["in_flight"],
-                one["sessions"],
-                share(one["hit_rate"]),
-                count(one["prompt_tokens"]),
+                backend["id"],
+                state(backend["state"]),
+                backend["engine"],
+                backend["url"],
+                f"{backend['weight']:g}",
+                backend["in_flight"],
+                backend["sessions"],
+                share(backend["hit_rate"]),
+                count(backend["prompt_tokens"]),
                 seconds(belief.get("wait_s")),
-                "any" if one["models"] is None else ", ".join(one["models"]),
+                "any" if backend["models"] is None else ", ".join(backend["models"]),
             ],
         )
     return found

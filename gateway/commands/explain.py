@@ -83,8 +83,8 @@ def _show(session: dict[str, Any], now: dict[str, Any] | None) -> None:
 
 def _moves(moves: list[dict[str, Any]]) -> Table:
     found = table("when", "from", "to", "why", title="moves")
-    for one in moves:
-        add_row(found, [ago(one["at_wall_s"]), one["before"], one["after"], one["reason"]])
+    for move in moves:
+        add_row(found, [ago(move["at_wall_s"]), move["before"], move["after"], move["reason"]])
     return found
 
 
@@ -100,18 +100,18 @@ def _turns(turns: list[dict[str, Any]]) -> Table:
         ">status",
         title="last turns",
     )
-    for one in turns:
+    for turn in turns:
         add_row(
             found,
             [
-                ago(one["at_wall_s"]),
-                one["backend"],
-                one["affinity"],
-                one["reason"],
-                count(one["prompt_tokens"]),
-                count(one["cached_tokens"]),
-                seconds(one["ttft_s"]),
-                one["status"],
+                ago(turn["at_wall_s"]),
+                turn["backend"],
+                turn["affinity"],
+                turn["reason"],
+                count(turn["prompt_tokens"]),
+                count(turn["cached_tokens"]),
+                seconds(turn["ttft_s"]),
+                turn["status"],
             ],
         )
     return found

@@ -26,7 +26,9 @@ class CommandParser(argparse.ArgumentParser):
         """Knows all of its arguments: the outer parser is left none to complain about."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            given = next((one for one in unknown if one.startswith("-")), unknown[0]).partition("=")[0]
+            given = next(
+                (argument for argument in unknown if argument.startswith("-")), unknown[0]
+            ).partition("=")[0]
             known = _OPTION.findall(self.format_help()) if given.startswith("-") else ()
             self.error(f"there is no {given} here{meant(given, known)}")
         return found, unknown
@@ -34,7 +36,7 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         choice = _CHOICE.fullmatch(message)
         if choice is not None:
-            known = [one.strip("' ") for one in choice["known"].split(",")]
+            known = [name.strip("' ") for name in choice["known"].split(",")]
             guess = meant(choice["given"], known) or f" (there are {', '.join(known)})"
             message = f"{choice['what']}: there is no {choice['given']!r}{guess}"
         sys.stderr.write(f"{self.prog}: {message}\nTry: {self.prog} --help\n")

@@ -31,18 +31,18 @@ def _groups(groups: list[dict[str, Any]]) -> Table:
     found = table(
         "prompt group", "model", ">lately", ">requests", ">hit rate", ">tokens", "last seen", "held by"
     )
-    for one in groups:
+    for group in groups:
         add_row(
             found,
             [
-                one["key"][:12],
-                one["model"],
-                f"{one['recent_requests']:.0f}",
-                count(one["requests"]),
-                share(one["hit_rate"]),
-                count(one["prefix_tokens"]),
-                ago(one["last_seen_wall_s"]),
-                ", ".join(holder["backend"] for holder in one["holders"]),
+                group["key"][:12],
+                group["model"],
+                f"{group['recent_requests']:.0f}",
+                count(group["requests"]),
+                share(group["hit_rate"]),
+                count(group["prefix_tokens"]),
+                ago(group["last_seen_wall_s"]),
+                ", ".join(holder["backend"] for holder in group["holders"]),
             ],
         )
     return found
@@ -51,15 +51,15 @@ def _groups(groups: list[dict[str, Any]]) -> Table:
 def pin_table(backends: list[dict[str, Any]]) -> Table:
     """Every pin of every backend, and the backends that have none to tell."""
     found = table("backend", "pin", "state", ">pinned tokens", ">of", ">priority", title="pins")
-    for one in backends:
-        for pin in one["pins"]:
-            cells = [one["backend"], pin["name"] or pin["id"], pin["state"]]
+    for backend in backends:
+        for pin in backend["pins"]:
+            cells = [backend["backend"], pin["name"] or pin["id"], pin["state"]]
             tokens = [count(pin["pinned_tokens"]), count(pin["num_tokens"])]
             add_row(found, [*cells, *tokens, pin["priority"]])
-        for pin in one["missing"]:
+        for pin in backend["missing"]:
             state = "given up" if pin["is_given_up"] else "to come"
             told = f"{state}: {pin['problem']}" if pin["problem"] else state
-            add_row(found, [one["backend"], pin["name"], told, None, None, None])
-        if not one["pins"] and not one["missing"]:
-            add_row(found, [one["backend"], None, one["problem"] or "no pins", None, None, None])
+            add_row(found, [backend["backend"], pin["name"], told, None, None, None])
+        if not backend["pins"] and not backend["missing"]:
+            add_row(found, [backend["backend"], None, backend["problem"] or "no pins", None, None, None])
     return found

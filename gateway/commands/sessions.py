@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (none: list)")
     move = actions.add_parser("move", help="give a session another home")
     end = actions.add_parser("end", help="forget a session's home")
-    for one in (move, end):
-        one.add_argument("session", metavar="KEY")
-        add_admin_arguments(one, is_inner=True)
+    for action in (move, end):
+        action.add_argument("session", metavar="KEY")
+        add_admin_arguments(action, is_inner=True)
     move.add_argument("to", metavar="BACKEND")
 
 
@@ -83,7 +83,13 @@ def _collect(client: AdminClient, options: argparse.Namespace) -> tuple[list[dic
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     found = table("session", "backend", ">turns", ">context tokens", ">epoch")
-    for one in rows:
-        cells = [one["key"], one["backend"], one["turns"], count(one["context_tokens"]), one["epoch"]]
+    for session in rows:
+        cells = [
+            session["key"],
+            session["backend"],
+            session["turns"],
+            count(session["context_tokens"]),
+            session["epoch"],
+        ]
         add_row(found, cells)
     return found

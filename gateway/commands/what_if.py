@@ -27,9 +27,9 @@ def run(options: argparse.Namespace) -> int:
     if not (options.add or options.remove or options.weight):
         raise UsageError("say what would change: --add, --remove or --weight")
     question = {
-        "add": [dict(zip(("id", "weight"), _pair(one, 1.0), strict=True)) for one in options.add],
+        "add": [dict(zip(("id", "weight"), _pair(text, 1.0), strict=True)) for text in options.add],
         "remove": options.remove,
-        "reweight": dict(_pair(one, None) for one in options.weight),
+        "reweight": dict(_pair(text, None) for text in options.weight),
     }
     answer = AdminClient(options.admin_url).post("/what-if", question)
     if options.json:
@@ -51,19 +51,19 @@ def _pair(text: str, default: float | None) -> tuple[str, float]:
 
 def _table(backends: list[dict[str, Any]]) -> Table:
     found = table("backend", ">weight", ">→", ">new sessions", ">→", ">bound sessions", ">→", ">tokens", ">→")
-    for one in backends:
+    for backend in backends:
         add_row(
             found,
             [
-                one["id"],
-                one["weight_before"],
-                one["weight_after"],
-                share(one["ring_share_before"]),
-                share(one["ring_share_after"]),
-                count(one["sessions_before"]),
-                count(one["sessions_after"]),
-                count(one["tokens_before"]),
-                count(one["tokens_after"]),
+                backend["id"],
+                backend["weight_before"],
+                backend["weight_after"],
+                share(backend["ring_share_before"]),
+                share(backend["ring_share_after"]),
+                count(backend["sessions_before"]),
+                count(backend["sessions_after"]),
+                count(backend["tokens_before"]),
+                count(backend["tokens_after"]),
             ],
         )
     return found

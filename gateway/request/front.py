@@ -16,13 +16,13 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from gateway.admin.access import Tokens
 from gateway.config.config import Config
 from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.tunnel import wants_websocket
 from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics, status_label
+from gateway.request.operator_tokens import Tokens
 from gateway.request.proxy import Proxy
 from gateway.request.request_debug import LEVEL_HEADER, is_asked_for
 from gateway.request.turn import Turn
