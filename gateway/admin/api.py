@@ -1,8 +1,9 @@
-"""The admin listener: every operation under `/admin/v1`, its OpenAPI document, liveness, metrics, dashboard.
+"""The admin listener: the operations under `/admin/v1`, the OpenAPI document, liveness, metrics, the
+dashboard.
 
-Reading never changes anything; a dry run of a decision reserves nothing. Changes are idempotent, and
-conditional when the caller sends `If-Match`; it is never demanded, because an operator at a shell who drains
-a backend means it. Each operation is a typed function in one of the `*_operations` modules.
+Reads change nothing, and a dry run of a decision reserves nothing. Changes are idempotent. They are
+conditional if the caller sends `If-Match`, which is never required: an operator who drains a backend from a
+shell means it. Each operation is a typed function in one of the `*_operations` modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the gateway's own values to the answers of the admin API. Reads, and changes nothing."""
+"""Builds the answers of the admin API from the gateway's own values. Changes nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Counts = Mapping[BackendId, int]
 
 
 def describe_backends(parts: AdminParts, sessions: Counts) -> list[BackendAnswer]:
-    """All backends, in the order of the fleet."""
+    """Describe all backends, in fleet order."""
     beliefs = parts.router.snapshot()
     return [
         describe_backend(parts, backend, sessions, beliefs) for backend in parts.fleet.view.backends.values()
@@ -79,7 +79,7 @@ def describe_backend(
 
 
 def _in_flight(parts: AdminParts, backend_id: BackendId) -> int:
-    """Over all processes of this machine."""
+    """Return the requests in flight, added up over all processes of this machine."""
     elsewhere = parts.metrics.elsewhere("homing_backend_in_flight", backend_id)
     return parts.router.in_flight(backend_id) + int(elsewhere)
 
@@ -230,11 +230,14 @@ def describe_decision(facts: RequestFacts, binding: Binding | None, decision: De
     )
 
 
-_shares_of = lru_cache(maxsize=1)(ring_shares)  # a ring never changes; a page that is open asks all the time
+_shares_of = lru_cache(maxsize=1)(ring_shares)  # a ring is immutable, and an open dashboard polls
 
 
 async def describe_ring(parts: AdminParts) -> list[RingShare]:
-    """Counted once per ring and in a thread: for 1,000 backends that takes a third of a second."""
+    """Return each backend's share.
+
+    Computed once per ring, in a thread: 1,000 backends take a third of a second.
+    """
     shares = await asyncio.to_thread(_shares_of, parts.router.ring)
     return [
         RingShare(backend=backend_id, weight=backend.weight, share=round(shares.get(backend_id, 0.0), 6))

@@ -1,7 +1,7 @@
-"""The OpenAPI 3.1 document of the admin API, made from the same annotations that decode and encode.
+"""Builds the OpenAPI 3.1 document of the admin API from the annotations that also decode and encode.
 
-Nothing is written by hand but titles: an operation that is not in the table does not exist, and one that is
-cannot be described wrongly.
+Only titles are written by hand, so the document lists exactly the operations that exist and describes what
+they really accept and return.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from gateway.admin.operations import Operation
 
 _REFERENCE = "#/components/schemas/{name}"
 _TITLES = {
-    400: "The request cannot be understood",
-    401: "No token, or an unknown one",
-    403: "Not with this token, or not from there",
-    404: "There is no such thing",
-    405: "Not with this method",
-    409: "Does not go with the present state",
+    400: "Invalid request",
+    401: "Missing or unknown token",
+    403: "Not allowed with this token or from this client",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Conflicts with the current state",
     412: "Changed since it was read",
-    413: "Too large",
-    415: "Not JSON",
+    413: "Body too large",
+    415: "Body is not JSON",
     502: "A backend failed",
-    503: "A backend, or the fleet, cannot serve",
+    503: "A backend or the fleet cannot serve now",
     504: "A backend did not answer in time",
 }
-_SUCCESSES = {200: "Done", 201: "Added", 204: "Done; nothing to tell"}
+_SUCCESSES = {200: "Success", 201: "Added", 204: "Success, no content"}
 
 
 def openapi_document(operations: Sequence[Operation], prefix: str) -> dict[str, Any]:
@@ -47,8 +47,8 @@ def openapi_document(operations: Sequence[Operation], prefix: str) -> dict[str, 
         "info": {
             "title": "Homing admin API",
             "version": importlib.metadata.version("homing"),
-            "description": "What the fleet is, where sessions live, why a request goes where. Changes are "
-            "idempotent, and conditional where `If-Match` is sent.",
+            "description": "The state of the fleet, where sessions live, and why requests go where they go. "
+            "Changes are idempotent, and conditional if `If-Match` is sent.",
         },
         "paths": paths,
         "components": {
@@ -108,7 +108,7 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
         for name, schema in declared["properties"].items():
             parameters.append({"name": name, "in": "query", "schema": _without_null(schema)})
     if shape.uses_if_match:
-        text = "Entity tags of what the caller believes to change; without it anything is changed"
+        text = "Change only if the current entity tag is one of these; if absent, change unconditionally"
         parameters.append(
             {"name": "If-Match", "in": "header", "description": text, "schema": {"type": "string"}}
         )
@@ -143,7 +143,12 @@ def _responses(operation: Operation, schema_of: dict[Any, dict[str, Any]]) -> di
 
 def _problems_of(operation: Operation) -> set[int]:
     shape = operation.shape
-    found = {401, 403, 415, *operation.problems}  # 415: a body of another type is refused even if not wanted
+    found = {
+        401,
+        403,
+        415,
+        *operation.problems,
+    }  # 415: a non-JSON body is refused even where none is expected
     if shape.path_types:
         found.add(404)
     if shape.query is not None or shape.body is not None:

@@ -1,4 +1,4 @@
-"""`homing prefixes`: the hottest prompt groups, who holds them, and what is pinned."""
+"""`homing prefixes`: the most requested prompt groups, the backends that hold them, and the pins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.commands.terminal import add_row, ago, console, count, share, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("--limit", type=int, default=20, help="how many groups (default 20)")
+    parser.add_argument("--limit", type=int, default=20, help="number of groups (default 20)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _groups(groups: list[dict[str, Any]]) -> Table:
     found = table(
-        "prompt group", "model", ">lately", ">requests", ">hit rate", ">tokens", "last seen", "held by"
+        "prompt group", "model", ">recent", ">requests", ">hit rate", ">tokens", "last seen", "held by"
     )
     for group in groups:
         add_row(
@@ -49,7 +49,7 @@ def _groups(groups: list[dict[str, Any]]) -> Table:
 
 
 def pin_table(backends: list[dict[str, Any]]) -> Table:
-    """Every pin of every backend, and the backends that have none to tell."""
+    """Return a table of every pin of every backend, with one row for a backend without pins."""
     found = table("backend", "pin", "state", ">pinned tokens", ">of", ">priority", title="pins")
     for backend in backends:
         for pin in backend["pins"]:
@@ -57,7 +57,7 @@ def pin_table(backends: list[dict[str, Any]]) -> Table:
             tokens = [count(pin["pinned_tokens"]), count(pin["num_tokens"])]
             add_row(found, [*cells, *tokens, pin["priority"]])
         for pin in backend["missing"]:
-            state = "given up" if pin["is_given_up"] else "to come"
+            state = "gave up" if pin["is_given_up"] else "pending"
             told = f"{state}: {pin['problem']}" if pin["problem"] else state
             add_row(found, [backend["backend"], pin["name"], told, None, None, None])
         if not backend["pins"] and not backend["missing"]:

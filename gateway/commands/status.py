@@ -1,4 +1,4 @@
-"""`homing status`: the fleet as a table. Exit status 1 when no backend can serve."""
+"""`homing status`: the fleet as a table. Exit status 1 if no backend can serve."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def fleet_table(backends: list[dict[str, Any]]) -> Table:
-    """One line per backend; columns of blocks only where an engine reports any."""
+    """Return one row per backend, with block columns if any engine reports blocks."""
     has_blocks = any(backend["kv_blocks"] for backend in backends)
     blocks = ("used", "cached", "pinned", "free") if has_blocks else ()
     found = table(

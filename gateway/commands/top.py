@@ -1,4 +1,4 @@
-"""`homing top`: the fleet, live in the terminal; Ctrl-C ends it."""
+"""`homing top`: the fleet, live in the terminal. Ctrl-C ends it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NUM_ROWS = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks")
-    parser.add_argument("--looks", type=int, metavar="N", help="end after this many (default: never)")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="refresh interval")
+    parser.add_argument("--looks", type=int, metavar="N", help="stop after N refreshes (default: never)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """With --json: one summary per look, one after the other."""
+    """With --json: print one summary and end."""
     client = AdminClient(options.admin_url)
     before = client.get("/summary")
     if options.json:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def render(summary: dict[str, Any], before: dict[str, Any] | None) -> RenderableType:
-    """One screen; rates are those since `before`."""
+    """Render one screen; rates are measured since `before`."""
     return Group(
         _headline(summary, before),
         Text(),
@@ -90,7 +90,7 @@ def _curve(points: list[dict[str, Any]]) -> Table:
 
 
 def _groups(groups: list[dict[str, Any]]) -> Table:
-    found = table("prompt group", ">lately", ">hit rate", ">tokens", "held by", title="hottest prompt groups")
+    found = table("prompt group", ">recent", ">hit rate", ">tokens", "held by", title="hottest prompt groups")
     for group in groups[:NUM_ROWS]:
         holders = ", ".join(holder["backend"] for holder in group["holders"])
         cells = [group["key"][:12], f"{group['recent_requests']:.0f}", share(group["hit_rate"])]
