@@ -89,7 +89,7 @@ class JwtSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class AuthenticationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How clients authenticate. Required for clients if there are tenants, keys in Redis or `jwt`."""
+    """How clients authenticate. They must if there are tenants, keys in Redis or `jwt`."""
 
     keys_in_redis: bool = False
     """Also look up API keys in Redis, where they can be added and revoked. Needs `sessions.store: redis`."""
@@ -98,7 +98,7 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=
     jwt: JwtSettings | None = None
     """Accept bearer tokens of this identity provider."""
     passes_client_key: bool = False
-    """Forward clients' credentials to backends that have no `api_key_env`. By default they are dropped."""
+    """Forward clients' credentials to backends without `api_key_env`, even if the gateway checks them."""
     cache_salt: bool = False
     """Separate the engines' prefix caches by tenant, by adding a `cache_salt` to each request."""
 
