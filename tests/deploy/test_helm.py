@@ -352,8 +352,8 @@ def test_options_of_the_worker_are_ones_it_has() -> None:
     ("values", "message"),
     [
         ({"worker": {"enabled": False}}, "no engine to send requests to"),
-        ({"redis": {"bundled": {"enabled": False}}}, "several gateways need a session store"),
-        ({"redis": {"external": {"url": "redis://r:6379"}}}, "turn the bundled one off"),
+        ({"redis": {"bundled": {"enabled": False}}}, "several gateways need a shared session store"),
+        ({"redis": {"external": {"url": "redis://r:6379"}}}, "set redis.bundled.enabled to false"),
         ({"ingress": {"enabled": True}}, r"set ingress\.hosts"),
         ({"httpRoute": {"enabled": True}}, r"set httpRoute\.parentRefs"),
         (
@@ -361,7 +361,7 @@ def test_options_of_the_worker_are_ones_it_has() -> None:
                 "gateway": {"replicas": 1},
                 "redis": {"bundled": {"enabled": False}, "external": {"existingSecret": "s"}},
             },
-            "but no server",
+            "without a server",
         ),
     ],
 )
