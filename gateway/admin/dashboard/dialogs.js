@@ -34,12 +34,18 @@ export function toast(text, { isBad = false } = {}) {
   setTimeout(() => note.remove(), TOAST_MS);
 }
 
-function answerOf(dialog) {
+const closed = new Map();
+
+/** Show a dialog. Its last close event may still be due (it comes with an animation frame), so wait for that. */
+async function answerOf(dialog) {
+  await closed.get(dialog);
   dialog.returnValue = "no";
   dialog.showModal();
-  return new Promise((resolve) =>
+  const answer = new Promise((resolve) =>
     dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true }),
   );
+  closed.set(dialog, answer);
+  return answer;
 }
 
 byId("token-forget").addEventListener("click", () => {
