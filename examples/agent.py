@@ -1,8 +1,8 @@
-"""An agent with two sub-agents: three conversations of one session, each with a home of its own.
+"""An agent with two sub-agents: three conversations in one session, each with its own home.
 
-Start a fleet with `make run`, then run `.venv/bin/python examples/agent.py`. All three share the session id;
-what tells them apart is a second header, here Claude Code's (`keys.header_qualifiers`). So the sub-agents may
-run at two backends at once, and each still finds its own history turn after turn.
+Start a fleet with `make run`, then run `.venv/bin/python examples/agent.py`. All three share the session id.
+A second header, here Claude Code's, distinguishes them (`keys.header_qualifiers`). So the sub-agents can run
+on two backends at once, and each finds its own history in every turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_TURNS = 3
 
 
 def work(client: openai.OpenAI, model: str, session_id: str, agent: str) -> list[str]:
-    """One agent's turns; returns a line for each."""
+    """Run one agent's turns and return a line for each."""
     headers = {"x-session-id": session_id}
     if agent != "main":
         headers["x-claude-code-agent-id"] = agent
@@ -45,7 +45,7 @@ def work(client: openai.OpenAI, model: str, session_id: str, agent: str) -> list
             f"{raw.headers['x-homing-affinity']:<6} {cached:>4} of {answer.usage.prompt_tokens} tokens cached"
         )
         messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
-        messages.append({"role": "user", "content": f"Step {number} is done. Go on."})
+        messages.append({"role": "user", "content": f"Step {number} is done. Continue."})
     return lines
 
 

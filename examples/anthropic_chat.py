@@ -1,7 +1,7 @@
 """A chat of three turns through `/v1/messages` with the Anthropic SDK.
 
-Start a fleet with `make run`, then run `.venv/bin/python examples/anthropic_chat.py`. The session is named as
-Claude Code names it, by a header; `metadata.user_id` would do as well.
+Start a fleet with `make run`, then run `.venv/bin/python examples/anthropic_chat.py`. It sends the session id
+in a header, as Claude Code does; `metadata.user_id` would also work.
 """
 
 from __future__ import annotations

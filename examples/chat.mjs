@@ -1,4 +1,4 @@
-// A chat of three streamed turns with the official OpenAI client for Node.
+// A chat with three streamed turns, using the official OpenAI client for Node.
 //
 //   npm install openai && node examples/chat.mjs [URL]
 import { randomUUID } from "node:crypto";

@@ -1,8 +1,8 @@
-"""A six-turn chat through Homing, turn by turn, then the same chat scattered by round robin.
+"""A six-turn chat through Homing, then the same chat by round robin.
 
-Start a fleet with `make run`, then run `.venv/bin/python examples/chat.py`. The OpenAI client is used as it
-is; the only thing Homing needs is a session id in a header (or none at all: the conversation itself is
-recognised). For the comparison the turns go to the workers in rotation, past the gateway.
+Start a fleet with `make run`, then run `.venv/bin/python examples/chat.py`. It uses the unchanged OpenAI
+client and sends a session id in a header. (Without one, Homing recognises the conversation by its beginning.)
+For comparison, it then sends the turns directly to the workers in rotation, without the gateway.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one turn showed."""
+    """The result of one turn."""
 
     backend: str
     affinity: str
@@ -46,7 +46,7 @@ class Turn:
 
 
 def ask(client: openai.OpenAI, model: str, messages: list[dict[str, str]], headers: dict[str, str]) -> Turn:
-    """Send one streamed request; time its first token."""
+    """Send one streamed request and time its first token."""
     started = time.perf_counter()
     ttft_ms = 0.0
     words: list[str] = []
@@ -80,7 +80,7 @@ def ask(client: openai.OpenAI, model: str, messages: list[dict[str, str]], heade
 def play(
     title: str, clients: list[tuple[str, openai.OpenAI]], model: str, salt: str, headers: dict[str, str]
 ) -> float:
-    """Play the whole chat, turn n to client n modulo their number. Returns the mean TTFT of turns 2 to 6."""
+    """Run the chat over the clients in rotation. Return the mean TTFT of turns 2 to 6."""
     print(f"\n{title}")
     print(f"{'turn':>4}  {'backend':<10} {'affinity':<9} {'prompt':>7} {'cached':>7} {'TTFT':>9}   answer")
     messages = [{"role": "system", "content": f"{salt} {SYSTEM_PROMPT}"}]
@@ -105,7 +105,7 @@ def main() -> None:
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway")
     parser.add_argument(
-        "--admin-url", default="http://127.0.0.1:8001", help="its admin API, to find the workers"
+        "--admin-url", default="http://127.0.0.1:8001", help="the gateway's admin API, to find the workers"
     )
     options = parser.parse_args()
 
@@ -113,11 +113,11 @@ def main() -> None:
     model = gateway.models.list().data[0].id
     backends = httpx.get(f"{options.admin_url}/admin/v1/backends").json()["backends"]
     workers = [
-        (one["id"], openai.OpenAI(base_url=f"{one['url']}/v1", api_key="none"))
-        for one in backends
-        if one["state"] == "ready"
+        (backend["id"], openai.OpenAI(base_url=f"{backend['url']}/v1", api_key="none"))
+        for backend in backends
+        if backend["state"] == "ready"
     ]
-    # each play has a system prompt of its own, so that neither finds what the other left in a cache
+    # each run has its own system prompt, so that neither finds the other's history in a cache
     run = uuid.uuid4().hex[:8]
     homing = play("Through Homing", [("", gateway)], model, f"Case A-{run}.", {"x-session-id": f"chat-{run}"})
     scattered = play("Round robin over the same workers", workers, model, f"Case B-{run}.", {})

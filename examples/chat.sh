@@ -1,6 +1,6 @@
 #!/bin/sh
-# A chat of two turns with nothing but curl. The second turn finds the first one's KV cache: look at
-# x-homing-affinity and at cached_tokens.
+# A chat of two turns with curl only. The second turn finds the KV cache of the first: see x-homing-affinity and
+# cached_tokens.
 #
 #   examples/chat.sh [URL] [MODEL]
 set -eu

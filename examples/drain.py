@@ -1,7 +1,8 @@
-"""Taking a backend out for maintenance while people chat: no request fails, each session moves once.
+"""Drains a backend during chats: no request fails, and each session moves once.
 
-Start a fleet with `make run`, then run `.venv/bin/python examples/drain.py`. Six chats are begun; the backend
-with most of them is drained; at their next turn they move, with a reason; then it is taken back.
+Start a fleet with `make run`, then run `.venv/bin/python examples/drain.py`. It starts six chats and drains
+the backend with most of them. At their next turn these chats move, and the answer says why. Then it undrains
+the backend.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Chat:
         self._messages = [{"role": "system", "content": SYSTEM_PROMPT}]
 
     def say(self, text: str) -> tuple[str, str, str]:
-        """Play one turn; returns backend, affinity and reason."""
+        """Send one turn and return backend, affinity and reason."""
         self._messages.append({"role": "user", "content": text})
         body = {"model": self._model, "messages": self._messages, "max_tokens": 8}
         answer = self._client.post("/v1/chat/completions", json=body, headers=self._headers)
@@ -44,9 +45,9 @@ def show(title: str, turns: list[tuple[str, str, str]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Drain a backend under chats.")
+    parser = argparse.ArgumentParser(description="Drain a backend during chats.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway")
-    parser.add_argument("--admin-url", default="http://127.0.0.1:8001", help="its admin API")
+    parser.add_argument("--admin-url", default="http://127.0.0.1:8001", help="the gateway's admin API")
     options = parser.parse_args()
 
     token = os.environ.get("HOMING_ADMIN_TOKEN")
@@ -64,7 +65,7 @@ def main() -> None:
     admin.post(f"/backends/{victim}/drain", json={}).raise_for_status()
     show(f"Next turns, while {victim} is drained", [chat.say("Where do I sign?") for chat in chats])
     admin.post(f"/backends/{victim}/undrain", json={}).raise_for_status()
-    show(f"Next turns, with {victim} back: nobody flaps", [chat.say("Thank you.") for chat in chats])
+    show(f"Next turns, with {victim} back: no session moves", [chat.say("Thank you.") for chat in chats])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A system prompt that many conversations share, pinned so that no other traffic can push it out.
+"""Pins a system prompt that many conversations share, so that other traffic cannot evict it.
 
-Start a fleet with `make run`, then run `.venv/bin/python examples/shared_prompt.py`. The prompt is pinned on
-every worker (`homing pin` does the same); then six people ask one question each. None of them waits for the
-prompt to be computed, not even the first one at each worker. vLLM and SGLang have no pins; there the prompt
-stays as long as it is used.
+Start a fleet with `make run`, then run `.venv/bin/python examples/shared_prompt.py`. It pins the prompt on
+every worker (as `homing pin` does), then six people ask one question each. None of them waits for the prompt
+to be computed, not even the first one on each worker. vLLM and SGLang do not support pins; there the prompt
+stays cached only while it is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PIN = "harbour-rules"
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pin a shared system prompt.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway")
-    parser.add_argument("--admin-url", default="http://127.0.0.1:8001", help="its admin API")
+    parser.add_argument("--admin-url", default="http://127.0.0.1:8001", help="the gateway's admin API")
     options = parser.parse_args()
 
     token = os.environ.get("HOMING_ADMIN_TOKEN")
@@ -36,10 +36,10 @@ def main() -> None:
     system = {"role": "system", "content": rules}
 
     pinned = admin.post("/pins", json={"name": PIN, "messages": [system]}).raise_for_status()
-    for one in pinned.json()["backends"]:
-        pin = next(pin for pin in one["pins"] if pin["name"] == PIN)
+    for backend in pinned.json()["backends"]:
+        pin = next(pin for pin in backend["pins"] if pin["name"] == PIN)
         print(
-            f"{one['backend']}: pin {pin['state']}, {pin['pinned_tokens']} of {pin['num_tokens']} "
+            f"{backend['backend']}: pin {pin['state']}, {pin['pinned_tokens']} of {pin['num_tokens']} "
             f"tokens held, room for {pin['granted_tokens']}"
         )
     try:

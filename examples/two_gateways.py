@@ -1,11 +1,11 @@
-"""Two gateways, one Redis: whichever a turn comes to, it goes home.
+"""Two gateways with one Redis: every turn goes to the session's home, through either gateway.
 
 Start a fleet with `make run` and a Redis, then run
 
     .venv/bin/python examples/two_gateways.py --redis-url redis://127.0.0.1:6379/0
 
-It starts two gateways of its own in front of the same workers, sends the turns of one chat to them in
-rotation, and stops them again.
+It starts two more gateways in front of the same workers, sends the turns of one chat to them in rotation, and
+stops them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_TIMEOUT_S = 30.0
 def start_gateway(
     folder: Path, number: int, backends: list[dict[str, str]], redis_url: str
 ) -> tuple[str, subprocess.Popen[bytes]]:
-    """Start one gateway; returns its address when it is ready."""
+    """Start one gateway and return its address when it is ready."""
     port = 8100 + number
     config = {
         "listen": {"port": port},
@@ -62,12 +62,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Two gateways that share one session table.")
     parser.add_argument("--redis-url", default="redis://127.0.0.1:6379/0")
     parser.add_argument(
-        "--admin-url", default="http://127.0.0.1:8001", help="of a running fleet, for its workers"
+        "--admin-url",
+        default="http://127.0.0.1:8001",
+        help="admin API of the running fleet, to find its workers",
     )
     options = parser.parse_args()
 
     known = httpx.get(f"{options.admin_url}/admin/v1/backends").json()["backends"]
-    backends = [{"id": one["id"], "url": one["url"], "engine": one["engine"]} for one in known]
+    backends = [
+        {"id": backend["id"], "url": backend["url"], "engine": backend["engine"]} for backend in known
+    ]
     with tempfile.TemporaryDirectory() as folder:
         gateways = [start_gateway(Path(folder), number, backends, options.redis_url) for number in range(2)]
         try:
@@ -80,12 +84,12 @@ def main() -> None:
 
 
 def play(urls: list[str]) -> None:
-    """One chat, its turns sent to the gateways in rotation."""
+    """Run one chat and send its turns to the gateways in rotation."""
     model = httpx.get(f"{urls[0]}/v1/models").json()["data"][0]["id"]
     headers = {"x-session-id": f"shared-{uuid.uuid4()}"}
     messages = [{"role": "system", "content": "You are the clerk of a harbour. " * 12}]
     for number in range(NUM_TURNS):
-        messages.append({"role": "user", "content": f"PlacementRequest {number + 1}: may I come in?"})
+        messages.append({"role": "user", "content": f"Question {number + 1}: may I come in?"})
         body = {"model": model, "messages": messages, "max_tokens": 8}
         answer = httpx.post(f"{urls[number % 2]}/v1/chat/completions", json=body, headers=headers, timeout=60)
         answer.raise_for_status()

@@ -1,7 +1,7 @@
-"""Two tenants on one fleet: keys of their own, sessions that never meet, a limit that only one of them hits.
+"""Two tenants on one fleet: separate keys and sessions, and a limit that only one of them reaches.
 
-Start a fleet with `make run`, then run `.venv/bin/python examples/two_tenants.py`. It starts a gateway of its
-own in front of the same workers, with `tenants` configured, and stops it again.
+Start a fleet with `make run`, then run `.venv/bin/python examples/two_tenants.py`. It starts another gateway
+with `tenants` in front of the same workers, and stops it at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEYS = {"red": "red-key-0123456789abcdef", "blue": "blue-key-0123456789abcdef"}
 
 
 def start_gateway(folder: Path, backends: list[dict[str, str]]) -> subprocess.Popen[bytes]:
-    """A gateway that knows two tenants; returns it when it is ready."""
+    """Start a gateway with two tenants and return it when it is ready."""
     config = {
         "listen": {"port": PORT},
         "admin": {"is_enabled": False},
@@ -54,7 +54,7 @@ def start_gateway(folder: Path, backends: list[dict[str, str]]) -> subprocess.Po
 
 
 def ask(key: str, model: str) -> httpx.Response:
-    """The same session id and the same words, whoever asks."""
+    """Send the same session id and the same text for every key."""
     return httpx.post(
         f"http://127.0.0.1:{PORT}/v1/chat/completions",
         headers={"authorization": f"Bearer {key}", "x-session-id": "the-same-id"},
@@ -83,14 +83,18 @@ def show(name: str, answer: httpx.Response) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Two tenants, kept apart.")
+    parser = argparse.ArgumentParser(description="Two tenants with separate sessions.")
     parser.add_argument(
-        "--admin-url", default="http://127.0.0.1:8001", help="of a running fleet, for its workers"
+        "--admin-url",
+        default="http://127.0.0.1:8001",
+        help="admin API of the running fleet, to find its workers",
     )
     options = parser.parse_args()
 
     known = httpx.get(f"{options.admin_url}/admin/v1/backends").json()["backends"]
-    backends = [{"id": one["id"], "url": one["url"], "engine": one["engine"]} for one in known]
+    backends = [
+        {"id": backend["id"], "url": backend["url"], "engine": backend["engine"]} for backend in known
+    ]
     with tempfile.TemporaryDirectory() as folder:
         process = start_gateway(Path(folder), backends)
         try:
@@ -99,12 +103,10 @@ def main() -> None:
             model = models[0]["id"]
             show("red", ask(KEYS["red"], model))
             show("red", ask(KEYS["red"], model))  # a hit: its own session
-            show(
-                "blue", ask(KEYS["blue"], model)
-            )  # new, nothing cached: red's session and blocks are not blue's
+            show("blue", ask(KEYS["blue"], model))  # new, nothing cached: blue does not share with red
             for _ in range(3):
-                show("blue", ask(KEYS["blue"], model))  # the fourth in a minute is one too many
-            show("red", ask(KEYS["red"], model))  # and red does not notice
+                show("blue", ask(KEYS["blue"], model))  # the fourth request in a minute exceeds the limit
+            show("red", ask(KEYS["red"], model))  # red is not affected
             show("stranger", ask("no-such-key-0123456789", model))
         finally:
             process.terminate()

@@ -1,9 +1,9 @@
-"""Errors the gateway itself raises; each knows its HTTP status, who caused it, and whether to try again.
+"""The errors that the gateway raises. Each has an HTTP status, a source, and whether to try another backend.
 
-`wire.error_bodies` turns one into the JSON of the caller's API dialect. `source` is a metrics label and the
-header `x-homing-error-source`: `downstream` (the client's doing), `upstream` (a backend's), `internal` (the
-gateway refused or failed). `is_retryable` says
-whether *another backend* may be tried; it never means that the same bytes go to the same place again.
+`wire.error_bodies` turns an error into the JSON of the caller's API dialect. `source` is a metrics label and
+the header `x-homing-error-source`: `downstream` (caused by the client), `upstream` (by a backend), `internal`
+(the gateway refused or failed). `is_retryable` means that *another* backend may be tried, never the same one
+again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GatewayError(Exception):
 
 
 class BadRequest(GatewayError):
-    """The request cannot be understood; `param` names the offending field."""
+    """The request is invalid; `param` names the field."""
 
     status = 400
     code = "invalid_request"
@@ -51,7 +51,10 @@ class Unauthorized(GatewayError):
 
 
 class CannotAuthenticate(GatewayError):
-    """Credentials cannot be checked now: who knows them is away. They may be right."""
+    """Credentials cannot be checked now, because their store or provider is unavailable.
+
+    They may be valid.
+    """
 
     status = 503
     code = "authentication_unavailable"
@@ -88,7 +91,7 @@ class MethodNotAllowed(GatewayError):
 
 
 class RequestTimeout(GatewayError):
-    """The client stalled in the middle of its request body."""
+    """The client stopped sending in the middle of its request body."""
 
     status = 408
     code = "request_timeout"
@@ -97,7 +100,7 @@ class RequestTimeout(GatewayError):
 
 
 class Conflict(GatewayError):
-    """The request is understood, but what it asks for does not go with the present state."""
+    """The request is valid but conflicts with the current state."""
 
     status = 409
     code = "conflict"
@@ -106,7 +109,7 @@ class Conflict(GatewayError):
 
 
 class PreconditionFailed(GatewayError):
-    """The caller's `If-Match` names an older state."""
+    """The caller's `If-Match` does not match the current state."""
 
     status = 412
     code = "precondition_failed"
@@ -147,11 +150,11 @@ class TooManyRequests(GatewayError):
         self, message: str, *, retry_after_s: float | None = None, headers: Sequence[tuple[str, str]] = ()
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
-        self.headers = headers  # what tells the client of its limits
+        self.headers = headers  # `x-ratelimit-*`
 
 
 class ShuttingDown(GatewayError):
-    """This gateway is leaving: another replica will take the next request."""
+    """This gateway is shutting down."""
 
     status = 503
     code = "shutting_down"
@@ -168,14 +171,14 @@ class NoBackend(GatewayError):
 
 
 class Overloaded(NoBackend):
-    """The gateway refused the request: its limits are reached and its queue is full, or it lacks means."""
+    """The gateway refused the request: its limits and queue are full, or it lacks resources."""
 
     code = "overloaded"
     source = "internal"
 
 
 class UpstreamError(GatewayError):
-    """A backend failed this request. Subclasses say in which phase; the phase decides about retries."""
+    """A backend failed this request. The subclass tells the phase, which decides whether to retry."""
 
     status = 502
     code = "upstream_error"
@@ -184,7 +187,7 @@ class UpstreamError(GatewayError):
 
 
 class UpstreamConnectFailed(UpstreamError):
-    """Nothing was sent: always safe to try another backend."""
+    """Nothing was sent, so it is always safe to try another backend."""
 
     code = "upstream_connect_failed"
 
@@ -204,27 +207,27 @@ class UpstreamReset(UpstreamError):
 
 
 class UpstreamUnavailable(UpstreamError):
-    """The backend itself answered that it cannot serve now (502, 503, 504, by choice 429)."""
+    """The backend answered that it cannot serve now (502, 503, 504; 429 if configured)."""
 
     status = 503
     code = "upstream_unavailable"
 
 
 class UpstreamProtocolError(UpstreamError):
-    """The backend answered something that is not valid HTTP/1.1, or with conflicting framing."""
+    """The backend's answer is not valid HTTP/1.1 or has conflicting framing."""
 
     code = "upstream_protocol_error"
 
 
 class UpstreamTimeout(UpstreamError):
-    """No response head, or no byte of the body, within the limit."""
+    """The backend sent no response head, or no byte of the body, within the limit."""
 
     status = 504
     code = "upstream_timeout"
 
 
 class UpstreamTruncated(UpstreamError):
-    """The response body ended early, after its head had arrived: too late for another backend."""
+    """The response body ended early. Its head has arrived, so it is too late for another backend."""
 
     code = "upstream_truncated"
     is_retryable = False

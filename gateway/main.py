@@ -16,28 +16,28 @@ COMMANDS = {
     "up": "start a gateway and workers on this machine, supervised",
     "gateway": "run one gateway in front of a fleet",
     "worker": "run one torch worker (options: homing worker --help)",
-    "health": "ask a gateway or worker whether it is well, for health checks",
+    "health": "check that a gateway or worker answers, for health checks",
     "status": "show the fleet: backends, states, sessions, hit rate, KV blocks",
-    "top": "watch the fleet, live",
-    "backends": "list backends; add, remove, cordon, reweight",
-    "drain": "take no new sessions on a backend and let the bound ones leave",
-    "undrain": "take back a drain or a cordon",
-    "sessions": "list sessions, find one, move or end it",
-    "explain": "say where a session lives, what it cost and why it moved",
-    "prefixes": "show the hottest prompt groups and what is pinned",
-    "pin": "keep a shared prefix resident on engines that have pins",
-    "unpin": "let a pinned prefix go",
-    "what-if": "say what a change of the fleet would move, without making it",
+    "top": "watch the fleet live",
+    "backends": "list, add, remove, cordon or reweight backends",
+    "drain": "stop new sessions on a backend and move the bound ones away",
+    "undrain": "cancel a drain or a cordon",
+    "sessions": "list, find, move or end sessions",
+    "explain": "show where a session lives, what it cost and why it moved",
+    "prefixes": "show the most requested prompt groups and the pins",
+    "pin": "keep a shared prefix resident on engines that support pins",
+    "unpin": "remove a pin",
+    "what-if": "show what a change of the fleet would move, without making it",
     "completion": "print a completion script for a shell",
-    "replay": "play recorded decisions again and compare them, bit for bit",
+    "replay": "replay recorded decisions and compare them bit for bit",
     "simulate": "replay a trace against routing policies, without a fleet",
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit status, as `commands/exits.py` lists them."""
+    """Run one command and return its exit status (see `commands/exits.py`)."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] == "worker":  # a program of its own: the gateway imports no engine
+    if arguments and arguments[0] == "worker":  # a separate program: the gateway imports no engine
         command = [sys.executable, "-m", "engine_adapter.server", *arguments[1:]]
         os.execv(command[0], command)  # noqa: S606 - our own program, no shell wanted
     parser = make_parser(wanted=arguments[0] if arguments else "")
@@ -52,15 +52,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make_parser(*, wanted: str | None) -> argparse.ArgumentParser:
-    """All commands, and the options of the wanted one; of every one for None.
+    """Return a parser of all commands, with the options of the wanted command (None: of every command).
 
-    Only the wanted command is imported: `homing status` needs no server.
+    Only the wanted command is imported: `homing status` does not need the server.
     """
     parser = CommandParser(
         prog="homing",
-        description="Session-affinity gateway for LLM fleets: every turn of a chat goes home.",
-        epilog="homing COMMAND --help tells more. Exit status: 0 well, 1 the answer is no, 2 asked wrongly, "
-        "3 nobody answers.",
+        description="Session-affinity gateway for LLM fleets: keeps each chat where its KV cache is.",
+        epilog="See homing COMMAND --help. Exit status: 0 success, 1 failure or negative result, "
+        "2 usage error, 3 no gateway answers.",
     )
     parser.add_argument(
         "--version", action="version", version=f"homing {importlib.metadata.version('homing')}"

@@ -1,11 +1,12 @@
-"""The words of the gateway as types: what a request asks, what the fleet is, what was decided.
+"""The value types of the gateway: request facts, the fleet, bindings and decisions.
 
-Every value here is immutable and knows no I/O. Pure code (`routing`, `wire`) speaks only in these;
-the shell (`proxy`, `fleet`, `sessions`, `upstream`) turns sockets, clocks and stores into them.
-Times are seconds on a monotonic clock unless a name says `wall`.
+All values are immutable and do no I/O. Pure code (`routing`, `wire`) uses only these types; the other
+packages (`request`, `fleet`, `sessions`, `upstream`) translate sockets, clocks and stores into them. Times
+are seconds on a monotonic clock unless the name says `wall`.
 
-What is built on every request is a `msgspec.Struct` (a frozen dataclass costs ten times as much to build, and
-these hold no cycles, so the collector need not track them); the rest are frozen dataclasses.
+Values that are built for every request are `msgspec.Struct`s: a frozen dataclass costs ten times as much to
+build, and these have no cycles, so the garbage collector need not track them. The rest are frozen
+dataclasses.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ BackendId = NewType("BackendId", str)
 """Name of one addressable engine instance, unique in the fleet, `[A-Za-z0-9._-]{1,64}`."""
 
 SessionKey = NewType("SessionKey", str)
-"""HMAC of (tenant, model, client's session id) as 32 hex digits: safe to store, log and show."""
+"""HMAC of (tenant, model, client's session id) as 32 hex digits. Safe to store, log and show."""
 
 PromptKey = NewType("PromptKey", str)
 """HMAC of (tenant, model, normalised system prompt + tools) as 32 hex digits."""
 
 
 class Api(enum.Enum):
-    """The API dialect and operation of one request path; decides parsing and error shape."""
+    """The API dialect and operation of a request path. Decides how to parse it and the format of errors."""
 
-    __hash__ = object.__hash__  # members are singletons; Enum's own hash is Python code, on the hot path
+    __hash__ = object.__hash__  # members are singletons, and Enum's own hash is slow Python code
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -47,7 +48,7 @@ class Api(enum.Enum):
 
 
 class KeySource(enum.Enum):
-    """Where the affinity key of a request came from, best first (see `wire/keys.py`)."""
+    """Where the affinity key of a request came from (see `wire/cascade.py`)."""
 
     __hash__ = object.__hash__  # as in `Api`
 
@@ -62,22 +63,22 @@ class KeySource(enum.Enum):
 
 
 class Affinity(enum.Enum):
-    """What became of a request's affinity; the value of `x-homing-affinity`."""
+    """How a request was placed relative to its session's home; the value of `x-homing-affinity`."""
 
-    NEW = "new"  # first turn of a session: bound now
-    HIT = "hit"  # bound session served at home
-    MOVED = "moved"  # its home was lost, draining or reassigned: bound elsewhere, once
-    SPILLED = "spilled"  # home is busy enough that moving pays: bound elsewhere
-    FAILOVER = "failover"  # an attempt failed before the first byte: another backend answered
-    UNPINNED = "unpinned"  # no session to bind (no key, prompt group only, or the store refused)
+    NEW = "new"  # first turn of a session, which is now bound
+    HIT = "hit"  # a bound session, served at home
+    MOVED = "moved"  # the home was lost, draining or reassigned: bound to another backend, once
+    SPILLED = "spilled"  # the home is so busy that moving is cheaper: bound to another backend
+    FAILOVER = "failover"  # an attempt failed before the first byte and another backend answered
+    UNPINNED = "unpinned"  # no session to bind (no key, only a prompt group, or the store refused)
 
 
 class BackendState(enum.Enum):
-    """Life of a backend as routing sees it."""
+    """The state of a backend as seen by routing."""
 
     JOINING = "joining"  # configured, not yet seen healthy
     READY = "ready"
-    DEGRADED = "degraded"  # answers, with errors or overload: only when nothing better is left
+    DEGRADED = "degraded"  # answers with errors or overload: used only if no better backend is left
     DRAINING = "draining"  # no new sessions; bound ones move at their next turn
     CORDONED = "cordoned"  # no new sessions; bound ones stay
     DOWN = "down"
@@ -89,24 +90,24 @@ class BackendState(enum.Enum):
 
     @property
     def keeps_sessions(self) -> bool:
-        """A session bound here may stay for its next turn."""
+        """Whether a session bound here may stay for its next turn."""
         return self in (BackendState.READY, BackendState.DEGRADED, BackendState.CORDONED)
 
     @property
     def is_routable(self) -> bool:
-        """Some request may be sent here, as a last resort at least."""
+        """Whether requests may be sent here, at least as a last resort."""
         return self not in (BackendState.DOWN, BackendState.REMOVED, BackendState.JOINING)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One message (or the system block, or the tool list) of a prompt, reduced to what routing needs."""
+    """What routing needs of one message of a prompt (or its system block or tool list)."""
 
-    chain_hash: int  # 64-bit hash chained over all that comes before, so equal hash = equal prefix
+    chain_hash: int  # 64-bit hash chained over everything before, so equal hashes mean equal prefixes
     num_bytes: int  # size of this message's text, for token estimates
 
 
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All that routing knows of one request. Parsed once, in `wire`; holds no prompt text."""
+    """Everything routing knows about a request. Parsed once, in `wire`; contains no prompt text."""
 
     api: Api
     tenant: str = "default"
@@ -114,35 +115,35 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_stream: bool = False
     session_key: SessionKey | None = None
     prompt_key: PromptKey | None = None
-    answer_key: SessionKey | None = None  # of the stored answer that it is about or builds on
+    answer_key: SessionKey | None = None  # key of the stored response that it refers to or continues
     key_source: KeySource = KeySource.NONE
     prefix: tuple[Message, ...] = ()  # system + tools first, then messages in order
-    num_prompt_bytes: int = 0  # text that the engine will tokenize, estimated
+    num_prompt_bytes: int = 0  # estimated text that the engine will tokenize
     max_output_tokens: int | None = None
-    is_follow_up: bool = False  # the prompt holds an assistant turn: part of a conversation under way
+    is_follow_up: bool = False  # the prompt has an assistant turn, so the conversation has begun
     sets_binding: bool = True  # auxiliary calls (titles, tags) follow a binding but never make one
     obeys_load_bound: bool = False  # the key is a bucket, not a session (prompt_cache_key, group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """One backend as configured and as last observed; a row of the `FleetView`."""
+    """One backend of the `FleetView`: its configuration and last observed state."""
 
     backend_id: BackendId
     base_url: str
     engine: str = "openai"  # torch | vllm | sglang | llamacpp | trtllm | openai
     weight: float = 1.0
     state: BackendState = BackendState.JOINING
-    epoch: int = 0  # one life of the cache; grows at each restart, cleared cache or address reuse
+    epoch: int = 0  # one lifetime of the cache; grows at a restart, a cleared cache or address reuse
     since_s: float = 0.0  # monotonic time of the last change of state, for slow start
-    models: frozenset[str] | None = None  # None: not known yet, anything may be served
-    kv_capacity_tokens: int | None = None  # None: not known, a default is assumed
+    models: frozenset[str] | None = None  # None: not known yet, so any model is assumed
+    kv_capacity_tokens: int | None = None  # None: not known, so a default is assumed
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """One immutable snapshot of the whole fleet. A change of state makes a new view."""
+    """An immutable snapshot of the whole fleet. A change of state makes a new view."""
 
     generation: int = 0
     backends: Mapping[BackendId, Backend] = field(default_factory=dict)
@@ -152,23 +153,23 @@ class FleetView:
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Session → backend, as the session store keeps it.
+    """Session → backend, as kept by the session store.
 
-    `version` orders the homes of one session: it grows at each claim and rebind, never at a renewal, so
-    a late renewal of an older home can be told apart and refused. `expires_at_s` is on the clock of the
-    store that holds it (monotonic in memory, wall time in Redis).
+    `version` orders the homes of a session: it grows at each claim and rebind but not at a renewal, so a late
+    renewal of an old home is recognised and refused. `expires_at_s` is on the store's clock (monotonic in
+    memory, wall time in Redis).
     """
 
     backend_id: BackendId
     epoch: int
     version: int = 1
     expires_at_s: float = 0.0
-    context_tokens: int = 0  # prompt + completion tokens of the last turn, 0 when not known
+    context_tokens: int = 0  # prompt + completion tokens of the last turn, 0 if not known
     num_turns: int = 0
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One backend as weighed by a policy; lower price is better. Shown by explain."""
+    """One backend as priced by a policy; a lower price is better. Shown by explain."""
 
     backend_id: BackendId
     price: float
@@ -179,7 +180,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where a request goes and why. `ranked` is what fail-over walks, best first, chosen included."""
+    """Where a request goes and why. Fail-over goes through `ranked`, best first, chosen backend included."""
 
     backend_id: BackendId
     affinity: Affinity
@@ -192,7 +193,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Token counts reported by the engine; `None` means the engine did not say."""
+    """Token counts reported by the engine; `None` means not reported."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

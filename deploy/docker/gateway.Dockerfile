@@ -10,7 +10,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY gateway ./gateway
 COPY engine_adapter ./engine_adapter
 COPY cuda ./cuda
-# Exact versions: constraints.txt is what the tests ran with.
+# constraints.txt pins the versions that the tests ran with.
 RUN /opt/homing/bin/pip install --no-cache-dir --constraint constraints.txt '.[encodings,otel]'
 
 FROM ${PYTHON_IMAGE}
@@ -26,12 +26,12 @@ COPY deploy/docker/homing.yaml /etc/homing/homing.yaml
 ENV PATH=/opt/homing/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
-# By number, so that runAsNonRoot can be checked. Nothing is written: the root file system may be read-only.
+# A numeric user, so that runAsNonRoot can be checked. The gateway writes no files: the root file system may be read-only.
 USER 10001:10001
 WORKDIR /tmp
 EXPOSE 8000 8001
 STOPSIGNAL SIGTERM
-# Alive, not ready: a gateway without backends is not made better by a restart.
+# Checks liveness, not readiness: restarting a gateway without backends does not help.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=15s --retries=3 \
     CMD ["homing", "health", "http://127.0.0.1:8000/livez"]
 ENTRYPOINT ["homing"]

@@ -1,9 +1,9 @@
 # The reference worker, for a CPU or a CUDA GPU. Build from the repository's root:
 #   docker build -f deploy/docker/worker.Dockerfile -t homing-worker:0.1.0-cpu .
 #   docker build -f deploy/docker/worker.Dockerfile -t homing-worker:0.1.0-cuda12 --build-arg VARIANT=cuda12 .
-# VARIANT is an extra of pyproject.toml: engine (CPU), cuda12 or cuda13. CUDA's libraries come as wheels, so one
-# base serves all; the host brings the driver. TORCH_INDEX_URL names an index with CPU-only wheels of torch, which
-# are much smaller than the default ones.
+# VARIANT is an extra of pyproject.toml: engine (CPU), cuda12 or cuda13. CUDA's libraries come as wheels, so all variants
+# use one base image; the host provides the driver. TORCH_INDEX_URL is an index with CPU-only wheels of torch, which are
+# much smaller than the default ones.
 ARG PYTHON_IMAGE=python:3.11.13-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -17,7 +17,7 @@ COPY engine_adapter ./engine_adapter
 COPY cuda ./cuda
 RUN /opt/homing/bin/pip install --no-cache-dir --constraint constraints.txt \
     ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} ".[$VARIANT,grammar]"
-# The kernels for CPUs, compiled here because the image below has no compiler.
+# Compile the CPU kernels here, because the final image has no compiler.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
     && /opt/homing/bin/python -m paged_kv.cpu.native /opt/homing/kernels \
@@ -34,7 +34,7 @@ LABEL org.opencontainers.image.title="homing-worker" \
       org.opencontainers.image.revision="${REVISION}" \
       homing.variant="${VARIANT}"
 COPY --from=build /opt/homing /opt/homing
-# Models and compiled kernels; the only place that is written besides /tmp. Mount a volume to keep them.
+# Models and compiled kernels. Besides /tmp, only this directory is written. Mount a volume to keep it.
 RUN install -d -o 10001 -g 10001 /var/lib/homing
 ENV PATH=/opt/homing/bin:$PATH \
     PYTHONUNBUFFERED=1 \
@@ -47,7 +47,7 @@ USER 10001:10001
 WORKDIR /tmp
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-# /health is 200 once the model is loaded; the first start may have to fetch it.
+# /health is 200 when the model is loaded. The first start may have to fetch it.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=15m --retries=3 \
     CMD ["homing", "health", "http://127.0.0.1:8000/health"]
 ENTRYPOINT ["homing", "worker", "--host", "0.0.0.0", "--port", "8000"]

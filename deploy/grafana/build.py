@@ -1,8 +1,8 @@
-"""Writes the dashboards beside it: `python deploy/grafana/build.py`.
+"""Generates the Grafana dashboards: `python deploy/grafana/build.py`.
 
-The JSON files are what Grafana reads and are kept in the repository; this is what they are made from, so that
-every panel has a plain title, a unit and one sentence on how to read it, and all three look alike. A test
-builds them again, compares, and looks every metric up in gateway/observability/METRICS.md.
+Grafana reads the JSON files, which are kept in the repository. Generating them ensures that every panel has a
+title, a unit and one sentence of explanation, and that all dashboards look alike. A test rebuilds and
+compares them, and checks every metric against gateway/observability/METRICS.md.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Panels = tuple[timeseries.Panel | stat.Panel, ...]
 
 
 class Curve(NamedTuple):
-    """One query and the name of its lines."""
+    """One query and the legend of its lines."""
 
     expr: str
     legend: str
 
 
 def curves(title: str, unit: str, text: str, *queries: Curve, is_stacked: bool = False) -> timeseries.Panel:
-    """A panel of lines over time; stacked where the parts make up a whole."""
+    """A panel with lines over time, stacked if they add up to a whole."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -80,65 +80,63 @@ def rate(metric: str, by: str = "") -> str:
 
 STORE_TIME, STORE_CALLS = "homing_session_store_call_seconds_total", "homing_session_store_calls_total"
 
-# Is the fleet well, and is it evenly used?
+# The state and use of the fleet.
 FLEET = (
     number(
-        "Backends that serve",
+        "Backends that can serve",
         "none",
-        "Ready, degraded or cordoned ones.",
+        "Backends that are ready, degraded or cordoned.",
         Curve("homing:backends_ready:count", ""),
     ),
-    number(
-        "Requests per second", "reqps", "All gateways together.", Curve(rate("homing_requests_total"), "")
-    ),
-    number("Requests under way", "none", "Streams included.", Curve("sum(homing_requests_in_flight)", "")),
+    number("Requests per second", "reqps", "Sum of all gateways.", Curve(rate("homing_requests_total"), "")),
+    number("Requests in flight", "none", "Streams included.", Curve("sum(homing_requests_in_flight)", "")),
     number(
         "Failed requests",
         "percentunit",
-        "Share of 5xx in five minutes; mistakes of clients left out.",
+        "Share of 5xx in the last five minutes, without client errors.",
         Curve("homing:errors:ratio_rate5m", ""),
     ),
     number(
         "Prompt tokens from cache",
         "percentunit",
-        "Share of prompt tokens that engines did not compute.",
+        "Share of prompt tokens that engines found in their cache.",
         Curve("homing:hit_rate:ratio_rate5m", ""),
     ),
     number(
         "Sessions",
         "none",
-        "Bound to a backend, as one gateway knows them.",
+        "Bound sessions known to one gateway.",
         Curve("max(homing_sessions)", ""),
     ),
     curves(
         "Backends by state",
         "none",
-        "Each backend is in one state; a gateway that sees it differently adds to both.",
+        "Each backend is in one state; if gateways disagree, it counts in several.",
         Curve("sum by (state) (max by (backend, state) (homing_backend_state))", "{{state}}"),
         is_stacked=True,
     ),
     curves(
-        "Requests under way by backend",
+        "Requests in flight by backend",
         "none",
-        "An even fleet has lines close together; sessions are not equal, so not on top of each other.",
+        "With even load the lines are close together, but sessions differ, so they do not coincide.",
         Curve("sum by (backend) (homing_backend_in_flight)", "{{backend}}"),
     ),
     curves(
         "Failed attempts by backend",
         "reqps",
-        "Each may have been answered by another backend.",
+        "Another backend may have answered the request.",
         Curve(rate("homing_upstream_errors_total", "backend, code"), "{{backend}} {{code}}"),
     ),
     curves(
-        "Restarts seen",
+        "Restarts",
         "none",
-        "Lives of each backend's cache begun in the last hour; its sessions were lost.",
+        "New epochs of each backend's cache in the last hour; each loses the cached history of its sessions.",
         Curve("max by (backend) (changes(homing_backend_epoch[1h]))", "{{backend}}"),
     ),
     curves(
-        "Requests that wait",
+        "Queued requests",
         "none",
-        "For a place on the fleet or on their home.",
+        "Requests that wait for capacity in the gateway or on their home.",
         Curve("sum(homing_queue_depth)", "waiting"),
     ),
     curves(
@@ -148,57 +146,57 @@ FLEET = (
         Curve(rate("homing_admission_rejections_total", "cause"), "{{cause}}"),
     ),
     curves(
-        "Lateness of the gateways",
+        "Event loop delay of the gateways",
         "s",
-        "Worst delay of the event loop in half a minute: lack of CPU, or something that blocks.",
+        "Maximum delay in half a minute. Causes: too little CPU, or something that blocks the loop.",
         Curve("max by (instance) (homing_event_loop_lag_seconds)", "{{instance}}"),
     ),
     curves(
         "CPU of the gateways",
         "none",
-        "Cores in use, all processes of an instance.",
+        "Cores used by all processes of an instance.",
         Curve('rate(process_cpu_seconds_total{job="homing"}[$__rate_interval])', "{{instance}}"),
     ),
     curves(
         "Memory of the gateways",
         "bytes",
-        "Resident, all processes of an instance.",
+        "Resident memory of all processes of an instance.",
         Curve('process_resident_memory_bytes{job="homing"}', "{{instance}}"),
     ),
     curves(
         "Time spent waiting for the session store",
         "s",
-        "Mean of the round trips that a request waited for.",
+        "Mean duration of round trips that requests waited for.",
         Curve(f"{rate(STORE_TIME)} / {rate(STORE_CALLS)}", "mean"),
     ),
     curves(
-        "Trouble with the session store",
+        "Session store errors",
         "ops",
-        "Failed calls by kind; requests go on without it.",
+        "Failed calls by kind; requests continue without the store.",
         Curve(rate("homing_session_store_errors_total", "kind"), "{{kind}}"),
         Curve("max(homing_session_store_degraded)", "degraded"),
     ),
     curves(
-        "Configuration in force",
+        "Configuration generation",
         "none",
-        "Grows with each reload; falls to 1 at a restart.",
+        "Grows with each reload and is 1 after a restart.",
         Curve("max by (instance) (homing_config_generation)", "{{instance}}"),
     ),
     curves(
-        "Log lines lost",
+        "Lost log lines",
         "ops",
-        "Above 0, what reads the gateways' standard error is too slow or has gone.",
+        "If above 0, the reader of the gateways' standard error is too slow or has gone.",
         Curve(rate("homing_log_lines_lost_total", "instance"), "{{instance}}"),
     ),
 )
 
 
-# Do turns find their history?
+# Whether turns find their history.
 SESSIONS = (
     curves(
         "Prompt tokens from cache",
         "percentunit",
-        "Measured by engines, and what routing had expected to be there.",
+        "Found: reported by engines. Expected: predicted by routing.",
         Curve("homing:hit_rate:ratio_rate5m", "found"),
         Curve(
             "sum(rate(homing_expected_cached_tokens_total[5m])) / sum(rate(homing_prompt_tokens_total[5m]))",
@@ -208,74 +206,74 @@ SESSIONS = (
     curves(
         "Prompt tokens from cache by turn",
         "percentunit",
-        "First turns can only share a system prompt; from the second on it should be high.",
+        "First turns can only share a system prompt; from the second turn on it should be high.",
         Curve("homing_turn:hit_rate:ratio_rate5m", "turn {{turn}}"),
     ),
     curves(
         "Prompt tokens from cache by backend",
         "percentunit",
-        "One far below the others may have a cache too small for its sessions.",
+        "If a backend is far below the others, its cache may be too small for its sessions.",
         Curve("homing_backend:hit_rate:ratio_rate5m", "{{backend}}"),
     ),
     curves(
         "Prompt tokens",
         "none",
-        "Per second, computed or found in a cache.",
+        "Tokens per second, computed or found in a cache.",
         Curve(f"{rate('homing_prompt_tokens_total')} - {rate('homing_cached_tokens_total')}", "computed"),
         Curve(rate("homing_cached_tokens_total"), "from cache"),
         is_stacked=True,
     ),
     curves(
-        "Tokens computed a second time, by cause",
+        "Recomputed tokens by cause",
         "none",
-        "Per second. evicted: home had let them go; the rest: the session was answered elsewhere.",
+        "Tokens per second. evicted: the home had evicted them. Other causes: another backend answered.",
         Curve(rate("homing_recomputed_tokens_total", "cause"), "{{cause}}"),
         is_stacked=True,
     ),
     curves(
         "Sessions that moved, by reason",
         "ops",
-        "Each move computes a history again unless the new home has it.",
+        "Each move recomputes the history, unless the new home has it.",
         Curve(rate("homing_session_moves_total", "reason"), "{{reason}}"),
         is_stacked=True,
     ),
     curves(
-        "What became of the affinity",
+        "Requests by affinity",
         "reqps",
-        "hit: served at home. unpinned: no session to follow.",
+        "hit: served at home. unpinned: the request has no session.",
         Curve(rate("homing_affinity_total", "affinity"), "{{affinity}}"),
         is_stacked=True,
     ),
     curves(
-        "Where keys come from",
+        "Requests by key source",
         "reqps",
-        "header and body are certain; fingerprint is a guess from the first turn.",
+        "header and body are reliable; fingerprint is a guess from the first turn.",
         Curve(rate("homing_affinity_total", "key_source"), "{{key_source}}"),
         is_stacked=True,
     ),
     curves(
-        "Keys that were not believed",
+        "Distrusted keys",
         "reqps",
-        "Shared by too much of the traffic, or never seen again.",
+        "Keys that too many conversations share, or that never repeat.",
         Curve(rate("homing_distrusted_keys_total", "kind"), "{{kind}}"),
     ),
     curves(
-        "Answers that say nothing of tokens",
+        "Answers without token counts",
         "reqps",
-        "They are missing in all shares above.",
+        "They are not included in the ratios above.",
         Curve(rate("homing_usage_unknown_total", "what"), "{{what}}"),
     ),
     curves(
-        "Lookups of sessions",
+        "Session lookups",
         "ops",
-        "local: answered by the gateway's own copy.",
+        "local: answered from the gateway's own copy.",
         Curve(rate("homing_session_store_lookups_total", "source"), "{{source}}"),
         is_stacked=True,
     ),
     curves(
-        "Sessions forgotten for lack of room",
+        "Sessions dropped from a full table",
         "ops",
-        "Raise the cap of the session table if it is not zero.",
+        "If above 0, raise sessions.max_sessions.",
         Curve(rate("homing_session_store_evictions_total"), "evicted"),
     ),
 )
@@ -283,12 +281,12 @@ SESSIONS = (
 
 TTFT, OVERHEAD = "homing_time_to_first_token_seconds", "homing_gateway_overhead_seconds"
 
-# What do clients feel?
+# What clients experience.
 REQUESTS = (
     curves(
         "Requests by API",
         "reqps",
-        "All gateways together.",
+        "Sum of all gateways.",
         Curve(rate("homing_requests_total", "api"), "{{api}}"),
         is_stacked=True,
     ),
@@ -302,7 +300,7 @@ REQUESTS = (
     curves(
         "Time to first token",
         "s",
-        "Streams, from the request's arrival at the gateway.",
+        "Streams only, measured from the request's arrival at the gateway.",
         Curve(quantile(0.5, TTFT), "median"),
         Curve(quantile(0.95, TTFT), "95 %"),
         Curve(quantile(0.99, TTFT), "99 %"),
@@ -310,58 +308,58 @@ REQUESTS = (
     curves(
         "Time to first token by turn",
         "s",
-        "Median. Later turns are longer: flat lines are the work of the cache.",
+        "Median. Later turns have longer prompts; lines stay flat if the cache works.",
         Curve(quantile(0.5, TTFT, "turn"), "turn {{turn}}"),
     ),
     curves(
         "Time between tokens",
         "s",
-        "Mean of each answer, over answers.",
+        "Distribution of the mean of each answer.",
         Curve(quantile(0.5, "homing_inter_token_seconds"), "median"),
         Curve(quantile(0.95, "homing_inter_token_seconds"), "95 %"),
     ),
     curves(
-        "Whole requests by API",
+        "Request duration by API",
         "s",
-        "95 % are shorter.",
+        "95 % of requests are shorter.",
         Curve(quantile(0.95, "homing_request_duration_seconds", "api"), "{{api}}"),
     ),
     curves(
-        "The gateway's own time",
+        "Gateway overhead",
         "s",
-        "From arrival to the first byte sent to a backend, waits for a place left out.",
+        "Time from arrival to the first byte sent to a backend, without waiting in the queue.",
         Curve(quantile(0.5, OVERHEAD), "median"),
         Curve(quantile(0.99, OVERHEAD), "99 %"),
     ),
     curves(
         "Time in the queue",
         "s",
-        "Of the requests that had to wait.",
+        "Only requests that had to wait.",
         Curve(quantile(0.5, "homing_queue_wait_seconds"), "median"),
         Curve(quantile(0.95, "homing_queue_wait_seconds"), "95 %"),
     ),
     curves(
         "Errors by source",
         "reqps",
-        "downstream: the client's. upstream: a backend's. internal: the gateway's.",
+        "downstream: caused by the client. upstream: by a backend. internal: by the gateway.",
         Curve(rate("homing_errors_total", "source, code"), "{{source}} {{code}}"),
     ),
     curves(
-        "Attempts moved to another backend",
+        "Retries on another backend",
         "reqps",
-        "Clients did not notice these.",
+        "Failed attempts that another backend was asked to answer.",
         Curve(rate("homing_retries_total", "code"), "{{code}}"),
     ),
     curves(
-        "Clients that left early",
+        "Client disconnects",
         "reqps",
-        "By API.",
+        "Requests whose client left before the answer was complete, by API.",
         Curve(rate("homing_client_disconnects_total", "api"), "{{api}}"),
     ),
     curves(
-        "Tokens generated",
+        "Generated tokens",
         "none",
-        "Per second and backend.",
+        "Tokens per second by backend.",
         Curve(rate("homing_completion_tokens_total", "backend"), "{{backend}}"),
         is_stacked=True,
     ),
@@ -378,11 +376,11 @@ def _dashboard(name: str, title: str, text: str, panels: Panels) -> builders.Das
 
 
 def build() -> dict[str, str]:
-    """File name → content of each dashboard."""
+    """Return the content of each dashboard by file name."""
     boards = {
-        "fleet": ("Homing: fleet", "States, load and trouble of backends and gateways.", FLEET),
+        "fleet": ("Homing: fleet", "State, load and errors of backends and gateways.", FLEET),
         "sessions": ("Homing: sessions and cache", "Whether turns find their history.", SESSIONS),
-        "requests": ("Homing: requests and latency", "What clients feel, and the gateway's share.", REQUESTS),
+        "requests": ("Homing: requests and latency", "Requests, latency and gateway overhead.", REQUESTS),
     }
     encoder = JSONEncoder(sort_keys=True, indent=2)
     return {

@@ -1,23 +1,22 @@
-"""Who may use the admin API, and how its errors look (RFC 9457 problem details).
+"""Access control of the admin API, and its error format (RFC 9457 problem details).
 
-Two roles: `read`, and `operate`, which reads and changes. With a token configured, every request needs one
-as a bearer token, compared in constant time; there are no cookies, so no browser adds one by itself. Without
-any token only loopback peers are served, and only requests that no page of another origin can make:
+There are two roles: `read`, and `operate`, which may also make changes. If a token is configured, every
+request must send one as a bearer token. There are no cookies, so a browser never adds a token by itself. If
+no token is configured, only loopback peers are served, and only requests that a page of another origin cannot
+make:
 
-* the `Host` must be a loopback name: a foreign name that now resolves to 127.0.0.1 (DNS rebinding) is not;
-* an `Origin`, or `Sec-Fetch-Site`, of somewhere else is refused, whatever the method;
+* the `Host` must be a loopback name, which stops DNS rebinding (a foreign name that resolves to 127.0.0.1);
+* an `Origin` or `Sec-Fetch-Site` of another site is refused, whatever the method;
 * a body must be declared as JSON, so a form post from a web page is refused before it is read.
 
-The files of the dashboard and `/livez` hold nothing secret and are open.
+The dashboard's files and `/livez` contain nothing secret and need no token.
 """
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,39 +24,15 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from gateway.errors import Forbidden, GatewayError, Unauthorized, UnsupportedMediaType
+from gateway.request.operator_tokens import Tokens
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _SAFE_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """The bearer tokens of both roles; without either, loopback may operate."""
-
-    operate: str | None = None
-    read: str | None = None
-
-    @property
-    def is_any(self) -> bool:
-        return bool(self.operate or self.read)
-
-    def __repr__(self) -> str:
-        return "Tokens(…)"
-
-    def role_of(self, authorization: str) -> str | None:
-        """`operate`, `read` or None. Both tokens are always compared, each in constant time."""
-        scheme, _, given = authorization.partition(" ")
-        is_bearer = scheme.lower() == "bearer"
-        may_operate = _equal(self.operate, given.strip())
-        may_read = _equal(self.read, given.strip())
-        if not is_bearer:
-            return None
-        return "operate" if may_operate else "read" if may_read else None
-
-
 class Guard:
-    """Admits or refuses one request."""
+    """Decides whether a request is allowed."""
 
     def __init__(self, tokens: Tokens, *, allowed_hosts: tuple[str, ...] = ()) -> None:
         self._tokens = tokens
@@ -70,36 +45,32 @@ class Guard:
         else:
             self._check_loopback(request)
         if request.can_read_body and request.content_type != "application/json":
-            raise UnsupportedMediaType("send application/json")
+            raise UnsupportedMediaType("the body must be JSON: send content-type: application/json")
 
     def _check_token(self, authorization: str, *, is_change: bool) -> None:
         role = self._tokens.role_of(authorization)
         if role is None:
-            raise Unauthorized("the admin API needs its token: Authorization: Bearer …")
+            raise Unauthorized("the admin API needs a token: send Authorization: Bearer TOKEN")
         if is_change and role != "operate":
-            raise Forbidden("this token may read only; changes need the operator's token")
+            raise Forbidden("this token is read-only: use the operator's token to make changes")
 
     def _check_loopback(self, request: web.Request) -> None:
         if not _is_loopback(request.remote):
-            raise Forbidden("no admin token is set, so the admin API serves loopback only")
+            raise Forbidden(
+                "no admin token is set, so the admin API accepts loopback clients only: set a token"
+            )
         host = request.headers.get("host", "")
         name = _host_name(host)
         if name not in self._hosts and not _is_loopback(name):
             raise Forbidden(
-                "without an admin token the API must be asked for as localhost or a loopback address; "
-                "set a token, or name this host in admin.allowed_hosts"
+                "no admin token is set, so the Host header must be localhost or a loopback address: "
+                "set a token, or add this host to admin.allowed_hosts"
             )
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            raise Forbidden("a page of another origin may not use the admin API")
+            raise Forbidden("pages of another origin may not use the admin API")
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            raise Forbidden("a page of another site may not use the admin API")
-
-
-def _equal(token: str | None, given: str) -> bool:
-    # compared even when there is none, so that time does not tell which tokens exist
-    is_equal = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), (token or "").encode())
-    return bool(token) and is_equal
+            raise Forbidden("pages of another site may not use the admin API")
 
 
 def _host_name(host: str) -> str:
@@ -117,7 +88,7 @@ def _is_loopback(remote: str | None) -> bool:
 
 
 def make_problem_middleware() -> Middleware:
-    """Turn every error into problem details, aiohttp's own 404 and 405 and the unforeseen included."""
+    """Turn every error into problem details, including aiohttp's 404 and 405 and unexpected exceptions."""
 
     @web.middleware
     async def render_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -130,11 +101,9 @@ def make_problem_middleware() -> Middleware:
             headers = {name: error.headers[name] for name in ("Allow", "Location") if name in error.headers}
             code = error.reason.lower().replace(" ", "_")
             response = problem(error.status, code, error.reason, headers)
-        except Exception:  # the request boundary: nothing may reach the client but a problem
-            logging.getLogger(__name__).exception("unforeseen error in an admin request")
-            response = problem(
-                500, "internal_error", "internal error of the gateway; its log has the details"
-            )
+        except Exception:  # the request boundary: the client must always get problem details
+            logging.getLogger(__name__).exception("unexpected error in an admin request")
+            response = problem(500, "internal_error", "internal error in the gateway; see its log")
         for name, value in _SAFE_HEADERS.items():
             response.headers.setdefault(name, value)
         return response
@@ -143,7 +112,7 @@ def make_problem_middleware() -> Middleware:
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What went wrong (RFC 9457)."""
+    """An error answer (RFC 9457)."""
 
     title: str
     status: int

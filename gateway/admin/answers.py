@@ -1,7 +1,8 @@
-"""The answers of the admin API as types: what is encoded, and what the OpenAPI document says.
+"""The answers of the admin API as types. They are encoded as they are, and the OpenAPI document describes
+them.
 
-Plain values with units in their names; `None` where something is not known or does not apply. Sessions are
-named by their key, a hash. Times called `_wall_s` are Unix times, for people and other machines.
+Units are part of the names; `None` means not known or not applicable. Sessions are named by their key, a
+hash. Times ending in `_wall_s` are Unix times.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gateway.admin.operations import make_etag
 
 
 class Prewarm(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the hand-over of a draining backend's sessions has come."""
+    """Progress of prewarming the sessions of a draining backend on other backends."""
 
     planned: int
     warmed: int
@@ -25,7 +26,7 @@ class Prewarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """A drain under way: over when nothing runs and nobody is bound, or at its deadline."""
+    """A drain in progress. It ends when no request runs and no session is bound, or at its deadline."""
 
     deadline_left_s: float
     in_flight: int
@@ -35,7 +36,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutingBelief(msgspec.Struct, frozen=True, kw_only=True):
-    """What routing knows and believes of one backend."""
+    """What routing knows and estimates about one backend."""
 
     in_flight: int
     outstanding_work_s: float
@@ -48,7 +49,7 @@ class RoutingBelief(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend: configured, observed, and what routing believes of it."""
+    """One backend: its configuration, its observed state and routing's estimates."""
 
     id: str
     url: str
@@ -72,7 +73,7 @@ class BackendAnswer(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingBelief | None
 
     def etag(self) -> str:
-        """Over what an operator can change, and nothing that moves by itself."""
+        """Covers what an operator can change, not values that change by themselves."""
         wish = self.state if self.state in ("draining", "cordoned") else ""
         return make_etag(self.id, self.url, self.engine, self.weight, self.labels, wish)
 
@@ -81,7 +82,7 @@ class BackendList(msgspec.Struct, frozen=True, kw_only=True):
     backends: list[BackendAnswer]
 
 
-# -- the whole
+# -- fleet and process
 
 
 class StoreAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +102,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """This replica's counters since its start: requests by API, tokens by backend, the rest by cause."""
+    """This replica's counters since it started: requests by API, tokens by backend, the rest by cause."""
 
     requests: dict[str, float]
     affinity: dict[str, float]
@@ -123,7 +124,7 @@ class LogLevel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway process, as it tells about itself."""
+    """One gateway process, as reported by itself."""
 
     name: str
     version: str
@@ -139,13 +140,13 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaList(msgspec.Struct, frozen=True, kw_only=True):
-    """This replica first; the others as heard of within the last seconds, if they share a session store."""
+    """This replica first, then others that share the session store and reported within the last seconds."""
 
     replicas: list[Replica]
 
 
 class ConfigAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The resolved configuration, secrets masked."""
+    """The resolved configuration, with secrets masked."""
 
     config: dict[str, Any]
 
@@ -162,7 +163,7 @@ class MoveAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn as this replica served it."""
+    """One turn that this replica served."""
 
     at_wall_s: float
     backend: str
@@ -175,7 +176,7 @@ class TurnAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What this replica remembers of a session; turns that other replicas served are not in it."""
+    """What this replica remembers of a session. Turns served by other replicas are not included."""
 
     key_source: str
     model: str | None
@@ -205,7 +206,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionAnswer(SessionRow, frozen=True, kw_only=True):
-    """A session, its home and its story."""
+    """A session, its home and its history."""
 
     story: StoryAnswer | None
 
@@ -220,7 +221,7 @@ class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
 
 class CandidateAnswer(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
-    price: float | None  # None: beyond all measure
+    price: float | None  # None: infinite
     reason: str
     expected_cached_tokens: int
     wait_s: float
@@ -228,7 +229,7 @@ class CandidateAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision with every candidate it weighed, best first."""
+    """A decision with every candidate, best first."""
 
     backend: str
     affinity: str
@@ -250,7 +251,7 @@ class RingShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RingAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """How the ring is divided, and the owners of a key, first choice first."""
+    """Each backend's share of the ring, and the owners of a key, first choice first."""
 
     shares: list[RingShare]
     key: str | None
@@ -272,7 +273,7 @@ class WhatIfBackend(msgspec.Struct, frozen=True, kw_only=True):
 class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a change of the fleet would move.
 
-    New sessions follow the ring (before load is weighed); live ones stay at home unless that is removed.
+    New sessions follow the ring (load is not considered). Live sessions stay at home unless it is removed.
     """
 
     new_sessions_moved_share: float
@@ -295,7 +296,7 @@ class GroupHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests with one system prompt and tools, and who is believed to hold it."""
+    """Requests with the same system prompt and tools, and the backends believed to hold it."""
 
     key: str
     model: str | None
@@ -312,7 +313,7 @@ class GroupList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """A shared prefix that an engine keeps resident, as the engine tells."""
+    """A shared prefix that an engine keeps resident, as reported by the engine."""
 
     id: str
     name: str = ""
@@ -326,7 +327,7 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MissingPin(msgspec.Struct, frozen=True, kw_only=True):
-    """A pin of the whole fleet that one backend does not have, and how often it was offered in vain."""
+    """A fleet-wide pin that one backend does not have, and the number of failed attempts."""
 
     name: str
     owner: str
@@ -336,7 +337,7 @@ class MissingPin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendPins(msgspec.Struct, frozen=True, kw_only=True):
-    """The pins of one backend and those it is still to get, or why they cannot be told."""
+    """The pins of one backend and those it does not have yet, or the reason why they are not known."""
 
     backend: str
     engine: str
@@ -354,7 +355,7 @@ class PinList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnCurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """All turns with one number in their session; medians over the last few hundred."""
+    """All turns with the same number in their session; medians over the last few hundred."""
 
     turn: int
     num_turns: int
@@ -374,7 +375,7 @@ class RecentSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the dashboard shows at a glance."""
+    """The data of the dashboard's overview."""
 
     at_wall_s: float
     version: str

@@ -1,8 +1,9 @@
-"""The admin listener: every operation under `/admin/v1`, its OpenAPI document, liveness, metrics, dashboard.
+"""The admin listener: the operations under `/admin/v1`, the OpenAPI document, liveness, metrics, the
+dashboard.
 
-Reading never changes anything; a dry run of a decision reserves nothing. Changes are idempotent, and
-conditional when the caller sends `If-Match`; it is never demanded, because an operator at a shell who drains
-a backend means it. Each operation is a typed function in one of the `*_operations` modules.
+Reads change nothing, and a dry run of a decision reserves nothing. Changes are idempotent. They are
+conditional if the caller sends `If-Match`, which is never required: an operator who drains a backend from a
+shell means it. Each operation is a typed function in one of the `*_operations` modules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from gateway.admin.access import Guard, Tokens, make_problem_middleware
+from gateway.admin.access import Guard, make_problem_middleware
 from gateway.admin.dashboard_files import DashboardFiles
 from gateway.admin.decision_operations import DecisionOperations
 from gateway.admin.fleet_operations import FleetOperations
@@ -23,6 +24,7 @@ from gateway.admin.pin_operations import PinOperations
 from gateway.admin.process_operations import ProcessOperations
 from gateway.admin.session_operations import SessionOperations
 from gateway.observability.logs import log_event
+from gateway.request.operator_tokens import Tokens
 
 PREFIX = "/admin/v1"
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -53,8 +55,8 @@ class AdminApi:
         app.router.add_get("/metrics", self._render_metrics)
         app.router.add_get("/admin/openapi.json", self._openapi)
         DashboardFiles().add_routes(app)
-        for one in self.operations:
-            app.router.add_route(one.method, PREFIX + one.path, self._guarded(one))
+        for operation in self.operations:
+            app.router.add_route(operation.method, PREFIX + operation.path, self._guarded(operation))
         return app
 
     def _guarded(self, operation: Operation) -> Handler:

@@ -1,13 +1,13 @@
-"""Which addresses an operator may make the gateway dial by adding a backend through the API.
+"""Which hosts a backend that is added through the API may have.
 
-Whoever may add backends chooses where the gateway sends requests, prompts and probes, so a stolen admin token
-must not turn the gateway into a key to its own network's metadata service. The rule is asked once, when a
-backend is added: its name is matched and every address that it resolves to *now* is checked. What a name
-resolves to later is in the hands of whoever runs that DNS: `upstream.forbidden_peer` looks again at each
-connection, at metadata addresses only, so allow only names that you trust.
+Whoever may add backends chooses where the gateway sends requests, prompts and probes. A stolen admin token
+must not give access to the metadata service of the gateway's network. The check runs once, when a backend is
+added: it matches the host's name and every address that the name resolves to *now*. Whoever runs the DNS can
+change the addresses later. `upstream.forbidden_peer` checks again at each connection, but only for metadata
+addresses, so allow only names that you trust.
 
-Invariant: link-local and other metadata addresses are refused whatever the patterns say, however they are
-spelt (mapped into IPv6, as one number, through a name).
+Invariant: link-local and other metadata addresses are refused whatever the patterns say, in every spelling
+(mapped into IPv6, as a single number, through a name).
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _SHARED_NET = ipaddress.ip_network("100.64.0.0/10")  # carriers and overlay netw
 
 
 def check_pattern(option: str, pattern: str) -> None:
-    """Raise ValueError, naming the option, for what is neither a word, a CIDR nor a pattern of names."""
+    """Raise ValueError, naming the option, unless `pattern` is a keyword, a CIDR or a host name pattern."""
     if pattern in _WORDS or _PATTERN.match(pattern) or pattern.startswith("unix:"):
         return
     try:
         ipaddress.ip_network(pattern)
     except ValueError as error:
         raise ValueError(
-            f"{option}: {pattern!r} is neither {', '.join(sorted(_WORDS))}, a CIDR such as "
-            "10.0.0.0/8, nor a pattern of names such as *.gpu.example.com"
+            f"{option}: {pattern!r} is not one of {', '.join(sorted(_WORDS))}, a CIDR such as "
+            "10.0.0.0/8, or a name pattern such as *.gpu.example.com"
         ) from error
 
 
 async def require_allowed(url: str, patterns: Sequence[str]) -> None:
-    """Raise BadRequest unless a backend with this (valid) url may be added."""
+    """Raise BadRequest unless a backend with this (valid) URL may be added."""
     address = parse_base_url(url)
     if address.unix_path is not None:
-        if not any(fnmatchcase(f"unix:{address.unix_path}", one) for one in patterns):
+        if not any(fnmatchcase(f"unix:{address.unix_path}", pattern) for pattern in patterns):
             raise _refused(f"unix:{address.unix_path}")
         return
     host = address.host.rstrip(".").lower()
@@ -62,30 +62,30 @@ async def require_allowed(url: str, patterns: Sequence[str]) -> None:
     if host in _METADATA_NAMES or _NUMBER_LABEL.match(host.rpartition(".")[2]):
         raise _refused(host)
     resolved = await _resolve(host, address.port)
-    if any(is_forbidden(one) for one in resolved):
+    if any(is_forbidden(address) for address in resolved):
         raise _refused(f"{host} (which resolves to a metadata address)")
     if is_allowed_name(host, patterns):
         return
-    if not resolved or not all(is_allowed_address(one, patterns) for one in resolved):
+    if not resolved or not all(is_allowed_address(address, patterns) for address in resolved):
         raise _refused(host)
 
 
 def is_allowed_address(address: Address, patterns: Iterable[str]) -> bool:
-    """Whether a literal address matches one of the patterns and is no metadata address."""
+    """Whether a literal address matches one of the patterns and is not a metadata address."""
     address = without_wrapping(address)
     return not is_forbidden(address) and any(_matches(address, pattern) for pattern in patterns)
 
 
 def is_allowed_name(host: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches: exactly, by a pattern, or as one that only a local resolver knows."""
+    """Whether a host name matches one of the patterns."""
     is_local = "." not in host or host.endswith(_CLUSTER_SUFFIXES)
     return any(
         (is_local and host != "localhost")
-        if one == "cluster"
+        if pattern == "cluster"
         else host == "localhost"
-        if one == "loopback"
-        else one not in _WORDS and fnmatchcase(host, one.lower())
-        for one in patterns
+        if pattern == "loopback"
+        else pattern not in _WORDS and fnmatchcase(host, pattern.lower())
+        for pattern in patterns
     )
 
 
@@ -99,7 +99,7 @@ def _matches(address: Address, pattern: str) -> bool:
     try:
         net = ipaddress.ip_network(pattern)
     except ValueError:
-        return False  # a pattern of names
+        return False  # a name pattern
     return net.version == address.version and address in net
 
 
@@ -111,7 +111,7 @@ def _literal(host: str) -> Address | None:
 
 
 async def _resolve(host: str, port: int) -> list[Address]:
-    """All addresses of a name now; none when it cannot be resolved (yet)."""
+    """Return the current addresses of a name; none if it cannot be resolved (yet)."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
@@ -123,7 +123,7 @@ async def _resolve(host: str, port: int) -> list[Address]:
 
 def _refused(what: str) -> BadRequest:
     return BadRequest(
-        f"{what} may not become a backend: allow it in admin.allow_backend_hosts "
-        "(metadata and link-local addresses never)",
+        f"{what} is not allowed as a backend host: add it to admin.allow_backend_hosts "
+        "(metadata and link-local addresses are always refused)",
         param="url",
     )

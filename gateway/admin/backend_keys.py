@@ -1,12 +1,11 @@
-"""Which key an operator may have the gateway send to a backend that is added through the API.
+"""Which API keys may be sent to a backend that is added through the API.
 
-A key is worth more than the admin token: whoever holds only the token must not have it sent to a host of
-their own. So a key stays with the hosts that the configuration sends it to, in the same transport (never in
-plain text where the configuration says TLS), and goes further only where `admin.key_hosts` says so. Ports of
-one host are not told apart: a machine runs several engines, and who may listen on it is not the admin API's
-to decide.
+A holder of the admin token must not be able to have a key sent to a host of their own. So a key is only sent
+to hosts that the configuration already sends it to, over the same transport (never in plain text where the
+configuration uses TLS), or to hosts that `admin.key_hosts` lists. Ports of a host are not distinguished: a
+machine may run several engines, and the admin API does not control who listens on it.
 
-Knows the value of no key: it answers for the names of variables.
+This module sees only the names of environment variables, not the keys.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from gateway.upstream.address import parse_base_url
 
 
 async def require_key_allowed(backend: BackendSettings, config: Config, environ: Mapping[str, str]) -> None:
-    """Raise BadRequest unless this backend's `api_key_env` is for its host, and set."""
+    """Raise BadRequest unless the variable in `api_key_env` is set and may be sent to this backend's host."""
     variable = backend.api_key_env
     if variable is None:
         return
     place = _place_of(backend.url)
-    if not any(one.api_key_env == variable and _place_of(one.url) == place for one in config.backends):
+    if not any(known.api_key_env == variable and _place_of(known.url) == place for known in config.backends):
         try:
             await require_allowed(backend.url, config.admin.key_hosts.get(variable, ()))
         except BadRequest as error:
             raise _refused(
-                f"{variable!r} may not be sent to this host: no backend of the configuration there uses it, "
-                f"and admin.key_hosts does not name the host for it"
+                f"{variable!r} may not be sent to this host: no configured backend on this host uses it, and "
+                f"admin.key_hosts does not list the host for it"
             ) from error
     if not environ.get(variable):
-        raise _refused(f"the gateway's environment has no {variable!r}")
+        raise _refused(f"{variable!r} is not set in the gateway's environment")
 
 
 def _place_of(url: str) -> tuple[str, bool, str | None]:

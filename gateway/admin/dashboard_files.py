@@ -1,8 +1,9 @@
-"""The dashboard's files: read once, sent with headers that forbid everything the page does not need.
+"""Serves the dashboard's files, with headers that forbid everything the page does not need.
 
-The page holds no data, so it needs no token; what it shows it asks of the API, with one. The policy allows
-scripts, styles and requests of this origin only and nothing inline, demands trusted types (no string ever
-becomes markup or code), and lets nobody frame it, so that no name from outside can act in an operator's name.
+The page itself holds no data, so it needs no token; it fetches its data from the API, which does. The content
+policy allows scripts, styles and requests of this origin only and nothing inline, requires trusted types (no
+string becomes markup or code), and forbids framing. A hostile name can therefore not act on behalf of an
+operator.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "cache-control": "no-cache",  # asked for again each time, and sent again only when it has changed
+    "cache-control": "no-cache",  # revalidated each time, sent again only if changed
 }
 
 
@@ -54,7 +55,7 @@ class _File:
 
 
 class DashboardFiles:
-    """Serves `/admin/` and `/admin/dashboard/…` from memory; no other path exists."""
+    """Serves `/admin/` and `/admin/dashboard/…` from memory, and nothing else."""
 
     def __init__(self) -> None:
         self._files = {

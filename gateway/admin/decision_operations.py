@@ -1,4 +1,4 @@
-"""The operations that only ask: where a request would go, who owns a key, what a change would move."""
+"""Read-only operations: where a request would go, which backends own a key, what a change would move."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Sample = list[tuple[SessionKey, BackendId, int]]
 
 
 class DecisionOperations:
-    """Explanations. All may be asked with the role `read`."""
+    """Explanations. All are open to the role `read`."""
 
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
@@ -36,7 +36,7 @@ class DecisionOperations:
                 "GET",
                 "/ring",
                 self.show_ring,
-                "Shares of the ring, and the owners of a key",
+                "Show the shares of the ring and the owners of a key",
                 tag="decisions",
             ),
             Operation(
@@ -52,7 +52,7 @@ class DecisionOperations:
                 "POST",
                 "/what-if",
                 self.judge_change,
-                "What adding, removing or reweighting backends would move",
+                "Show what adding, removing or reweighting backends would move",
                 tag="decisions",
                 asks_only=True,
             ),
@@ -60,7 +60,7 @@ class DecisionOperations:
                 "GET",
                 "/prompt-groups",
                 self.list_groups,
-                "The hottest prompt groups and who is believed to hold them",
+                "List the most requested prompt groups and the backends believed to hold them",
                 tag="decisions",
             ),
         ]
@@ -87,16 +87,16 @@ class DecisionOperations:
     # -- what if
 
     async def judge_change(self, *, body: WhatIfQuestion) -> WhatIfAnswer:
-        before: Weights = {name: one.weight for name, one in self._parts.fleet.view.backends.items()}
+        before: Weights = {name: backend.weight for name, backend in self._parts.fleet.view.backends.items()}
         after = _changed(before, body)
         sessions, is_sampled = await self._walk_sessions(before)
         virtual_nodes = self._parts.config().routing.virtual_nodes
-        # building the ring of a large fleet takes a while: not on the event loop
+        # building the ring of a large fleet is too slow for the event loop
         judged = await asyncio.to_thread(forecast, before, after, virtual_nodes, sessions)
         return _describe(judged, before, after, is_sampled=is_sampled)
 
     async def _walk_sessions(self, weights: Weights) -> tuple[Sample, bool]:
-        """All live sessions, or an equal part of each backend's; and whether it is only a part."""
+        """Return all live sessions, or an equal sample of each backend's, and whether it is a sample."""
         limit = MAX_SESSIONS_WALKED // max(1, len(weights))
         found: Sample = []
         is_sampled = False
@@ -119,30 +119,30 @@ def _changed(before: Weights, question: WhatIfQuestion) -> Weights:
     after = dict(before)
     for name in question.remove:
         if after.pop(BackendId(name), None) is None:
-            raise BadRequest(f"there is no backend {name}, so it cannot be removed", param="remove")
+            raise BadRequest(f"cannot remove backend {name}: it is not in the fleet", param="remove")
     for name, weight in question.reweight.items():
         if name not in after:
-            raise BadRequest(f"there is no backend {name}, so it cannot be reweighted", param="reweight")
+            raise BadRequest(f"cannot reweight backend {name}: it is not in the fleet", param="reweight")
         after[BackendId(name)] = weight
-    for one in question.add:
-        if one.id in after:
-            raise BadRequest(f"backend {one.id} is in the fleet already", param="add")
-        after[BackendId(one.id)] = one.weight
+    for added in question.add:
+        if added.id in after:
+            raise BadRequest(f"cannot add backend {added.id}: it is already in the fleet", param="add")
+        after[BackendId(added.id)] = added.weight
     return after
 
 
 def _describe(judged: Forecast, before: Weights, after: Weights, *, is_sampled: bool) -> WhatIfAnswer:
-    def row(name: BackendId, one: BackendForecast) -> WhatIfBackend:
+    def row(name: BackendId, backend: BackendForecast) -> WhatIfBackend:
         return WhatIfBackend(
             id=name,
             weight_before=before.get(name),
             weight_after=after.get(name),
-            ring_share_before=round(one.ring_share_before, 6),
-            ring_share_after=round(one.ring_share_after, 6),
-            sessions_before=one.sessions_before,
-            sessions_after=one.sessions_after,
-            tokens_before=one.tokens_before,
-            tokens_after=one.tokens_after,
+            ring_share_before=round(backend.ring_share_before, 6),
+            ring_share_after=round(backend.ring_share_after, 6),
+            sessions_before=backend.sessions_before,
+            sessions_after=backend.sessions_after,
+            tokens_before=backend.tokens_before,
+            tokens_after=backend.tokens_after,
         )
 
     return WhatIfAnswer(
@@ -154,5 +154,5 @@ def _describe(judged: Forecast, before: Weights, after: Weights, *, is_sampled: 
         tokens_moved=judged.num_tokens_moved,
         tokens_moved_share=round(judged.num_tokens_moved / max(1, judged.num_tokens), 6),
         is_sampled=is_sampled,
-        backends=[row(name, one) for name, one in judged.backends.items()],
+        backends=[row(name, backend) for name, backend in judged.backends.items()],
     )

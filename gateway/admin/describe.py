@@ -1,4 +1,4 @@
-"""From the gateway's own values to the answers of the admin API. Reads, and changes nothing."""
+"""Builds the answers of the admin API from the gateway's own values. Changes nothing."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ Counts = Mapping[BackendId, int]
 
 
 def describe_backends(parts: AdminParts, sessions: Counts) -> list[BackendAnswer]:
-    """All backends, in the order of the fleet."""
+    """Describe all backends, in fleet order."""
     beliefs = parts.router.snapshot()
-    return [describe_backend(parts, one, sessions, beliefs) for one in parts.fleet.view.backends.values()]
+    return [
+        describe_backend(parts, backend, sessions, beliefs) for backend in parts.fleet.view.backends.values()
+    ]
 
 
 def describe_backend(
@@ -77,7 +79,7 @@ def describe_backend(
 
 
 def _in_flight(parts: AdminParts, backend_id: BackendId) -> int:
-    """Over all processes of this machine."""
+    """Return the requests in flight, added up over all processes of this machine."""
     elsewhere = parts.metrics.elsewhere("homing_backend_in_flight", backend_id)
     return parts.router.in_flight(backend_id) + int(elsewhere)
 
@@ -216,23 +218,26 @@ def describe_decision(facts: RequestFacts, binding: Binding | None, decision: De
         expected_cached_tokens=decision.expected_cached_tokens,
         candidates=[
             CandidateAnswer(
-                backend=one.backend_id,
-                price=one.price if math.isfinite(one.price) else None,
-                reason=one.reason,
-                expected_cached_tokens=one.expected_cached_tokens,
-                wait_s=one.wait_s,
-                prefill_s=one.prefill_s,
+                backend=candidate.backend_id,
+                price=candidate.price if math.isfinite(candidate.price) else None,
+                reason=candidate.reason,
+                expected_cached_tokens=candidate.expected_cached_tokens,
+                wait_s=candidate.wait_s,
+                prefill_s=candidate.prefill_s,
             )
-            for one in decision.ranked
+            for candidate in decision.ranked
         ],
     )
 
 
-_shares_of = lru_cache(maxsize=1)(ring_shares)  # a ring never changes; a page that is open asks all the time
+_shares_of = lru_cache(maxsize=1)(ring_shares)  # a ring is immutable, and an open dashboard polls
 
 
 async def describe_ring(parts: AdminParts) -> list[RingShare]:
-    """Counted once per ring and in a thread: for 1,000 backends that takes a third of a second."""
+    """Return each backend's share.
+
+    Computed once per ring, in a thread: 1,000 backends take a third of a second.
+    """
     shares = await asyncio.to_thread(_shares_of, parts.router.ring)
     return [
         RingShare(backend=backend_id, weight=backend.weight, share=round(shares.get(backend_id, 0.0), 6))
@@ -253,7 +258,9 @@ def describe_group(parts: AdminParts, group: Group) -> GroupAnswer:
         hit_rate=_share(group.cached_tokens, group.prompt_tokens),
         prefix_tokens=max(holders.values(), default=0),
         last_seen_wall_s=parts.to_wall_s(group.last_seen_s),
-        holders=[GroupHolder(backend=one, tokens=tokens) for one, tokens in sorted(holders.items())],
+        holders=[
+            GroupHolder(backend=backend_id, tokens=tokens) for backend_id, tokens in sorted(holders.items())
+        ],
     )
 
 

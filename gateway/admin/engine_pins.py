@@ -1,7 +1,7 @@
-"""Asking engines for their pins: list, add, remove, each one bounded request.
+"""Lists, adds and removes pins on engines, with one bounded request each.
 
-The engine decides what is pinned; only our own worker has pins (`/v1/kv/pins`). Translates whatever goes
-wrong into errors that name the backend. Remembers nothing.
+The engine decides what is pinned; only our own worker has pins (`/v1/kv/pins`). Failures become errors that
+name the backend. Keeps no state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # it becomes part of a path
 
 
 class PinTable(msgspec.Struct):
-    """What an engine says of its pins."""
+    """An engine's list of pins."""
 
     pins: list[Pin] = []
     budget_blocks: int = 0
@@ -40,7 +40,7 @@ class _EngineProblem(msgspec.Struct):
 
 
 class EnginePins:
-    """The engines' side of the operations on pins. All methods raise UpstreamError or Conflict."""
+    """Requests to engines about pins. All methods raise UpstreamError or Conflict."""
 
     def __init__(self, pools: UpstreamPools) -> None:
         self._pools = pools
@@ -49,22 +49,22 @@ class EnginePins:
         try:
             return msgspec.json.decode(await self._ask(backend_id, "GET", _PATH), type=PinTable)
         except msgspec.DecodeError as error:
-            raise UpstreamUnavailable(f"backend {backend_id} answered no list of pins") from error
+            raise UpstreamUnavailable(f"backend {backend_id} did not return a valid list of pins") from error
 
     async def add(self, backend_id: BackendId, order: bytes) -> None:
         await self._ask(backend_id, "POST", _PATH, order)
 
     async def remove(self, backend_id: BackendId, name: str) -> list[Pin]:
-        """Remove the pins of this name or id; return them."""
+        """Remove the pins with this name or id and return them."""
         found = [pin for pin in (await self.table(backend_id)).pins if name in (pin.name, pin.id)]
         for pin in found:
             if not _PIN_ID.match(pin.id):
-                raise UpstreamUnavailable(f"backend {backend_id} names a pin in a way that is not ours")
+                raise UpstreamUnavailable(f"backend {backend_id} returned a pin with an invalid id")
             await self._ask(backend_id, "DELETE", f"{_PATH}/{pin.id}")
         return found
 
     async def _ask(self, name: BackendId, method: str, path: str, body: bytes | None = None) -> bytes:
-        """One bounded request; a refusal is told in the engine's own words."""
+        """Send one bounded request. The error for a refusal quotes the engine's message."""
         head = self._pools.own_request_head(name, method, path, None if body is None else len(body))
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
@@ -78,7 +78,7 @@ class EnginePins:
                 f"backend {name} did not answer within {ASK_TIMEOUT_S:.0f} s"
             ) from error
         if exchange.status == 404 and method == "DELETE":
-            return answer  # gone by itself meanwhile: what was wanted
+            return answer  # the pin is already gone
         if exchange.status >= 500:
             raise UpstreamUnavailable(f"backend {name} answered {exchange.status}")
         if exchange.status >= 300:
@@ -88,6 +88,6 @@ class EnginePins:
 
 def _words(answer: bytes) -> str:
     try:
-        return msgspec.json.decode(answer, type=_EngineProblem).error.message[:300] or "without a reason"
+        return msgspec.json.decode(answer, type=_EngineProblem).error.message[:300] or "no reason given"
     except msgspec.DecodeError:
-        return "without a reason"
+        return "no reason given"

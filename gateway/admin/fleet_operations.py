@@ -1,4 +1,4 @@
-"""The operations on backends: list, add, change, cordon, drain, remove; and the fleet as a whole."""
+"""Operations on backends (list, add, change, cordon, drain, remove) and on the fleet as a whole."""
 
 from __future__ import annotations
 
@@ -18,43 +18,55 @@ from gateway.values import Backend, BackendId
 
 
 class FleetOperations:
-    """Every change is idempotent: draining a draining backend is a success."""
+    """Every change is idempotent: draining a draining backend succeeds."""
 
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
 
     def operations(self) -> list[Operation]:
-        one = "/backends/{name}"
+        backend_path = "/backends/{name}"
         return [
-            Operation("GET", "/status", self.show_status, "The whole fleet on one page", tag="fleet"),
-            Operation("GET", "/backends", self.list_backends, "All backends", tag="fleet"),
+            Operation("GET", "/status", self.show_status, "Show the whole fleet", tag="fleet"),
+            Operation("GET", "/backends", self.list_backends, "List all backends", tag="fleet"),
             Operation(
                 "POST",
                 "/backends",
                 self.add_backend,
-                "Add a backend, or change a known one",
+                "Add a backend, or update an existing one",
                 statuses=(201, 200),
                 problems=(409,),
                 tag="fleet",
             ),
-            Operation("GET", one, self.show_backend, "One backend", tag="fleet"),
-            Operation("PATCH", one, self.patch_backend, "Change weight or labels", tag="fleet"),
+            Operation("GET", backend_path, self.show_backend, "Show one backend", tag="fleet"),
+            Operation("PATCH", backend_path, self.patch_backend, "Change weight or labels", tag="fleet"),
             Operation(
                 "DELETE",
-                one,
+                backend_path,
                 self.remove_backend,
-                "Take a backend out at once",
+                "Remove a backend immediately",
                 statuses=(204,),
                 tag="fleet",
             ),
             Operation(
-                "POST", f"{one}/cordon", self.cordon_backend, "No new sessions; bound ones stay", tag="fleet"
+                "POST",
+                f"{backend_path}/cordon",
+                self.cordon_backend,
+                "Stop new sessions; bound ones stay",
+                tag="fleet",
             ),
             Operation(
-                "POST", f"{one}/drain", self.drain_backend, "No new sessions; bound ones move", tag="fleet"
+                "POST",
+                f"{backend_path}/drain",
+                self.drain_backend,
+                "Stop new sessions; bound ones move",
+                tag="fleet",
             ),
             Operation(
-                "POST", f"{one}/undrain", self.undrain_backend, "Take back a cordon or a drain", tag="fleet"
+                "POST",
+                f"{backend_path}/undrain",
+                self.undrain_backend,
+                "Cancel a cordon or a drain",
+                tag="fleet",
             ),
         ]
 
@@ -79,9 +91,9 @@ class FleetOperations:
         config = self._parts.config()
         await require_allowed(url, config.admin.allow_backend_hosts)
         await require_key_allowed(body, config, self._parts.environ)
-        for other in self._parts.fleet.view.backends.values():  # nothing is awaited from here to `add`
+        for other in self._parts.fleet.view.backends.values():  # do not await between this check and `add`
             if other.base_url == url and other.backend_id != backend_id:
-                raise Conflict(f"backend {other.backend_id} has this url already", param="url")
+                raise Conflict(f"backend {other.backend_id} already has this URL", param="url")
         is_known = backend_id in self._parts.fleet.view.backends
         api_key = self._parts.environ.get(body.api_key_env) if body.api_key_env else None
         self._parts.fleet.add(backend_of(body), api_key=api_key)
@@ -136,7 +148,7 @@ class FleetOperations:
         backend = self._parts.fleet.view.get(BackendId(name))
         if backend is None:
             known = ", ".join(sorted(self._parts.fleet.view.backends)) or "none"
-            raise NotFound(f"there is no such backend; known: {known}")
+            raise NotFound(f"no such backend; backends in the fleet: {known}")
         return backend
 
     async def _matching(self, name: str, if_match: IfMatch) -> Backend:

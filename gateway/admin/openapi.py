@@ -1,7 +1,7 @@
-"""The OpenAPI 3.1 document of the admin API, made from the same annotations that decode and encode.
+"""Builds the OpenAPI 3.1 document of the admin API from the annotations that also decode and encode.
 
-Nothing is written by hand but titles: an operation that is not in the table does not exist, and one that is
-cannot be described wrongly.
+Only titles are written by hand, so the document lists exactly the operations that exist and describes what
+they really accept and return.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from gateway.admin.operations import Operation
 
 _REFERENCE = "#/components/schemas/{name}"
 _TITLES = {
-    400: "The request cannot be understood",
-    401: "No token, or an unknown one",
-    403: "Not with this token, or not from there",
-    404: "There is no such thing",
-    405: "Not with this method",
-    409: "Does not go with the present state",
+    400: "Invalid request",
+    401: "Missing or unknown token",
+    403: "Not allowed with this token or from this client",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Conflicts with the current state",
     412: "Changed since it was read",
-    413: "Too large",
-    415: "Not JSON",
+    413: "Body too large",
+    415: "Body is not JSON",
     502: "A backend failed",
-    503: "A backend, or the fleet, cannot serve",
+    503: "A backend or the fleet cannot serve now",
     504: "A backend did not answer in time",
 }
-_SUCCESSES = {200: "Done", 201: "Added", 204: "Done; nothing to tell"}
+_SUCCESSES = {200: "Success", 201: "Added", 204: "Success, no content"}
 
 
 def openapi_document(operations: Sequence[Operation], prefix: str) -> dict[str, Any]:
@@ -39,23 +39,28 @@ def openapi_document(operations: Sequence[Operation], prefix: str) -> dict[str, 
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for one in operations:
-        path = paths.setdefault(prefix + one.path, {})
-        path[one.method.lower()] = _describe(one, schema_of, components)
+    for operation in operations:
+        path = paths.setdefault(prefix + operation.path, {})
+        path[operation.method.lower()] = _describe(operation, schema_of, components)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Homing admin API",
             "version": importlib.metadata.version("homing"),
-            "description": "What the fleet is, where sessions live, why a request goes where. Changes are "
-            "idempotent, and conditional where `If-Match` is sent.",
+            "description": "The state of the fleet, where sessions live, and why requests go where they go. "
+            "Changes are idempotent, and conditional if `If-Match` is sent.",
         },
         "paths": paths,
         "components": {
             "schemas": {
                 name: schema
                 for name, schema in components.items()
-                if name not in {one.shape.query.__name__ for one in operations if one.shape.query is not None}
+                if name
+                not in {
+                    operation.shape.query.__name__
+                    for operation in operations
+                    if operation.shape.query is not None
+                }
             },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
@@ -65,8 +70,8 @@ def openapi_document(operations: Sequence[Operation], prefix: str) -> dict[str, 
 
 def _types_of(operations: Iterable[Operation]) -> list[Any]:
     found: dict[Any, None] = {Problem: None}
-    for one in operations:
-        shape = one.shape
+    for operation in operations:
+        shape = operation.shape
         for kind in (shape.query, shape.body, shape.answer):
             if kind is not None:
                 found[kind] = None
@@ -103,7 +108,7 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
         for name, schema in declared["properties"].items():
             parameters.append({"name": name, "in": "query", "schema": _without_null(schema)})
     if shape.uses_if_match:
-        text = "Entity tags of what the caller believes to change; without it anything is changed"
+        text = "Change only if the current entity tag is one of these; if absent, change unconditionally"
         parameters.append(
             {"name": "If-Match", "in": "header", "description": text, "schema": {"type": "string"}}
         )
@@ -112,7 +117,7 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     """A query parameter is absent, never null."""
-    kinds = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     if len(kinds) != 1:
         return schema
     return {key: value for key, value in (schema | kinds[0]).items() if key not in ("anyOf", "default")}
@@ -138,7 +143,12 @@ def _responses(operation: Operation, schema_of: dict[Any, dict[str, Any]]) -> di
 
 def _problems_of(operation: Operation) -> set[int]:
     shape = operation.shape
-    found = {401, 403, 415, *operation.problems}  # 415: a body of another type is refused even if not wanted
+    found = {
+        401,
+        403,
+        415,
+        *operation.problems,
+    }  # 415: a non-JSON body is refused even where none is expected
     if shape.path_types:
         found.add(404)
     if shape.query is not None or shape.body is not None:

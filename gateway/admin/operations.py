@@ -1,15 +1,15 @@
-"""One admin operation: an HTTP method and path over a plain typed function.
+"""One admin operation: an HTTP method and path for a plain typed function.
 
-The function's annotations are the contract: what they say is what is decoded, what is encoded and what
+The function's annotations are the contract. They define what is decoded, what is encoded and what
 `openapi.py` publishes, so the three cannot differ. A handler takes keyword arguments only:
 
-    names in the path      `str`, perhaps with a pattern: what does not match it does not exist
+    names in the path      `str`, optionally with a pattern; a name that does not match gets 404
     `query`                a struct of the query's parameters
-    `body`                 a struct, the JSON body; `X | None` when the body may be left out
-    `if_match`             `IfMatch`, the entity tags that the caller still believes in
+    `body`                 a struct, the JSON body; `X | None` if the body is optional
+    `if_match`             `IfMatch`, the entity tags sent by the caller
 
-and returns a struct, `Reply[struct]` to choose the status, or None for 204. A struct with a method `etag`
-is sent with that entity tag. Knows nothing of tokens (`access.py`) or of what the operations do.
+It returns a struct, `Reply[struct]` to choose the status, or None for 204. If the struct has a method `etag`,
+the answer carries that entity tag. Knows nothing about tokens (`access.py`) or about what the operations do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Handler = Callable[..., Awaitable[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply(Generic[T]):
-    """An answer with a status of its own."""
+    """An answer with an explicit status."""
 
     value: T
     status: int
@@ -40,21 +40,21 @@ class Reply(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class IfMatch:
-    """The `If-Match` header, if there was one (RFC 9110, section 13.1.1)."""
+    """The `If-Match` header, if the request has one (RFC 9110, section 13.1.1)."""
 
     header: str | None
 
     def require(self, etag: str) -> None:
-        """Raise PreconditionFailed when the caller knows an older state. Without the header anything goes."""
+        """Raise PreconditionFailed if the header is present and does not include `etag`."""
         if self.header is None or self.header.strip() == "*":
             return
-        if etag not in (one.strip() for one in self.header.split(",")):
-            raise PreconditionFailed("it has changed since you read it: read it again, then decide again")
+        if etag not in (tag.strip() for tag in self.header.split(",")):
+            raise PreconditionFailed("changed meanwhile; fetch it again and retry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a handler's annotations say."""
+    """A handler's annotations, taken apart."""
 
     path_types: Mapping[str, Any]
     query: type[msgspec.Struct] | None
@@ -75,7 +75,7 @@ class Operation:
     tag: str = field(kw_only=True)
     asks_only: bool = field(default=False, kw_only=True)  # a POST that changes nothing
     statuses: tuple[int, ...] = field(default=(200,), kw_only=True)
-    problems: tuple[int, ...] = field(default=(), kw_only=True)  # beyond those that follow from its shape
+    problems: tuple[int, ...] = field(default=(), kw_only=True)  # besides those that follow from its shape
     shape: Shape = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Operation:
 
     @property
     def is_change(self) -> bool:
-        """Whether it needs the role `operate`."""
+        """Whether the operation needs the role `operate`."""
         return self.method != "GET" and not self.asks_only
 
     @property
@@ -106,7 +106,7 @@ class Operation:
 
 
 def make_etag(*parts: object) -> str:
-    """A strong entity tag over what `parts` say."""
+    """Return a strong entity tag for the contents of `parts`."""
     return f'"{hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()}"'
 
 
@@ -118,7 +118,7 @@ def _shape_of(handler: Handler) -> Shape:
     body, query = hints.get("body"), hints.get("query")
     is_optional = typing.get_origin(body) is types.UnionType
     if is_optional:
-        body = next(one for one in typing.get_args(body) if one is not types.NoneType)
+        body = next(member for member in typing.get_args(body) if member is not types.NoneType)
     special = ("body", "query", "if_match")
     return Shape(
         path_types={name: kind for name, kind in hints.items() if name not in special},
@@ -134,14 +134,14 @@ def _decode_name(text: str, kind: Any) -> str:
     try:
         return str(msgspec.convert(text, type=kind))
     except msgspec.ValidationError as error:
-        raise NotFound("there is nothing of that name: no name looks like that") from error
+        raise NotFound("invalid name") from error
 
 
 def _decode_query(request: web.Request, kind: type[msgspec.Struct]) -> msgspec.Struct:
     given: dict[str, str] = {}
     for name, value in request.query.items():
         if name in given:
-            raise BadRequest(f"{name} is given twice", param=name)
+            raise BadRequest(f"query parameter {name} is given twice", param=name)
         given[name] = value
     try:
         return msgspec.convert(given, type=kind, strict=False)

@@ -1,5 +1,4 @@
-"""What callers of the admin API send: bodies and query parameters, with their bounds. A misspelt field is an
-error, never ignored."""
+"""Request bodies and query parameters of the admin API, with their bounds. Unknown fields are errors."""
 
 from __future__ import annotations
 
@@ -17,28 +16,28 @@ Limit = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class BackendPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What may be changed on a backend; what is left out stays."""
+    """Changes to a backend. Fields left out stay as they are."""
 
     weight: Weight | None = None
     labels: Annotated[dict[Text, Text], Meta(max_length=64)] | None = None
 
 
 class DrainOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How long bound sessions may take to leave; without it `fleet.drain_deadline_s`."""
+    """How long bound sessions may take to leave. Default: `fleet.drain_deadline_s`."""
 
     deadline_s: Annotated[float, Meta(ge=0, le=604_800)] | None = None
     until_restart: bool = False
-    """The order is for this life of the backend's process: once that has restarted, it is over."""
+    """End the drain when the backend's process has restarted."""
 
 
 class MoveOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a session shall live from now on."""
+    """The new home of a session."""
 
     backend: BackendName
 
 
 class RouteQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A request to be decided without being sent."""
+    """A request to decide without sending it."""
 
     path: Annotated[str, Meta(max_length=2048)] = "/v1/chat/completions"
     headers: dict[str, str] = {}
@@ -52,7 +51,7 @@ class AddedBackend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A change of the fleet to be judged without being made."""
+    """A change of the fleet to evaluate without making it."""
 
     add: Annotated[list[AddedBackend], Meta(max_length=64)] = []
     remove: Annotated[list[BackendName], Meta(max_length=64)] = []
@@ -64,13 +63,13 @@ class LogLevelOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class PinOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A prefix to keep resident, named by messages, text or token ids, exactly one of them."""
+    """A prefix to keep resident, given as exactly one of messages, text and token ids."""
 
     backends: Annotated[list[BackendName], Meta(min_length=1, max_length=64)] | None = None
-    """None: all whose engine has pins."""
+    """None: all backends whose engine supports pins."""
     name: PinName
     tenant: Text | None = None
-    """Whose requests it is for, where engines' caches are kept apart by tenant."""
+    """The tenant whose requests use the prefix. Needed where engine caches are separated by tenant."""
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     prompt: str | None = None
@@ -87,7 +86,8 @@ class SessionQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     model: Text | None = None
     tenant: Text = "default"
     key: Annotated[str, Meta(pattern=r"^[0-9a-f]{4,32}$")] | None = None
-    """A session key or its beginning, as in the access log; only sessions in this replica's memory."""
+    """A session key or a prefix of it, as in the access log. A prefix finds only sessions in this replica's
+    memory."""
     backend: BackendName | None = None
     cursor: Annotated[str, Meta(max_length=512)] | None = None
     limit: Limit = 100

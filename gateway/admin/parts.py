@@ -1,4 +1,4 @@
-"""What the admin API looks into: the parts of one gateway, handed over by `app`."""
+"""The parts of one gateway that the admin API uses. `process/gateway.py` passes them in."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gateway.wire.facts import FactsParser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminParts:
-    """One gateway, as its operators may see and change it."""
+    """What operators may see and change of one gateway."""
 
-    config: Callable[[], Config]  # the present one: a reload replaces it
+    config: Callable[[], Config]  # returns the current one: a reload replaces it
     fleet: Fleet
     operator: Operator
     router: Router
@@ -46,5 +46,5 @@ class AdminParts:
     started_wall_s: float = field(default_factory=time.time)
 
     def to_wall_s(self, monotonic_s: float) -> float:
-        """A time of the gateway's own clock as people and other machines know it."""
+        """Convert a time of the gateway's monotonic clock to Unix time."""
         return round(self.wall_clock() - self.clock() + monotonic_s, 3)

@@ -1,9 +1,9 @@
-"""The operations on pins: shared prefixes that engines keep resident.
+"""Operations on pins: shared prefixes that engines keep resident.
 
-The engine owns its pins (`engine_pins`); whoever pins names the prefix, since the gateway keeps no prompt of
-a request. An order for all backends also stands for those to come (`standing_pins`). An order to an engine
-without pins is refused with that engine's name, never silently dropped. Pinning the same name again replaces
-nothing and pins nothing twice: an existing pin of that name on a backend is returned as it is.
+The engine owns its pins (`engine_pins`). The caller must send the prefix, because the gateway keeps no
+prompts of requests. A pin for all backends also applies to backends that join later (`standing_pins`). A pin
+order for an engine without pins is refused with an error that names the engine. Pinning an existing name on a
+backend changes nothing and returns the existing pin.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Found = TypeVar("Found")
 
 
 class PinOperations:
-    """Passes orders to the engines and gathers what they say."""
+    """Sends pin orders to the engines and collects their answers."""
 
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
@@ -41,7 +41,7 @@ class PinOperations:
                 "GET",
                 "/pins",
                 self.list_pins,
-                "The pins of all backends",
+                "List the pins of all backends",
                 tag="pins",
             ),
             Operation(
@@ -57,14 +57,14 @@ class PinOperations:
                 "DELETE",
                 "/pins/{name}",
                 self.remove_pin,
-                "Take a pin back on every backend that has it",
+                "Remove a pin from every backend that has it",
                 tag="pins",
                 problems=(404, 502, 503, 504),
             ),
         ]
 
     async def keep_standing(self, _application: web.Application) -> AsyncIterator[None]:
-        """Repeat standing orders to backends that come later, while the admin listener is open."""
+        """While the admin listener is open, send standing orders to backends that join later."""
         task = asyncio.ensure_future(self._standing.running())
         yield
         task.cancel()
@@ -72,24 +72,24 @@ class PinOperations:
 
     async def list_pins(self) -> PinList:
         backends = list(self._parts.fleet.view.backends.values())
-        return PinList(backends=list(await asyncio.gather(*(self._show(one) for one in backends))))
+        return PinList(backends=list(await asyncio.gather(*(self._show(backend) for backend in backends))))
 
     async def add_pin(self, *, body: PinOrder) -> Reply[PinList]:
-        if sum(one is not None for one in (body.messages, body.prompt, body.tokens)) != 1:
-            raise BadRequest("name the prefix by exactly one of messages, prompt and tokens")
+        if sum(given is not None for given in (body.messages, body.prompt, body.tokens)) != 1:
+            raise BadRequest("give the prefix as exactly one of messages, prompt and tokens")
         targets = self._targets(body.backends)
         request = self._encode(body)
         is_for_all = body.backends is None
         if is_for_all:
             self._standing.check(body)
-        added = await _all_or_error(self._pin(one, body, request) for one in targets)
+        added = await _all_or_error(self._pin(backend, body, request) for backend in targets)
         if is_for_all:
             self._standing.keep(body)
-        rows = list(await asyncio.gather(*(self._show(one) for one in targets)))
+        rows = list(await asyncio.gather(*(self._show(backend) for backend in targets)))
         return Reply(value=PinList(backends=rows), status=201 if any(added) else 200)
 
     def _encode(self, order: PinOrder) -> bytes:
-        """The order as the engine takes it. Raises BadRequest for a tenant that there is not."""
+        """Return the engine's request body. Raises BadRequest for an unknown or missing tenant."""
         fields: dict[str, Any] = {
             name: value for name, value in msgspec.structs.asdict(order).items() if value is not None
         }
@@ -98,59 +98,65 @@ class PinOperations:
         if tenant_name is not None:
             tenant = self._parts.tenant_named(tenant_name)
             if tenant is None:
-                raise BadRequest(f"there is no tenant {tenant_name!r}", param="tenant")
+                raise BadRequest(f"no tenant {tenant_name!r} is configured", param="tenant")
             fields["owner"] = tenant.name
             if tenant.cache_salt is not None:
                 fields["cache_salt"] = tenant.cache_salt
         elif self._parts.config().authentication.cache_salt:
             raise BadRequest(
-                "engines' caches are kept apart by tenant: name the tenant whose prefix this is",
+                "engine caches are separated by tenant (authentication.cache_salt): name the prefix's tenant",
                 param="tenant",
             )
         return msgspec.json.encode(fields)
 
     async def remove_pin(self, *, name: PinName) -> PinList:
         backends = [
-            one
-            for one in self._parts.fleet.view.backends.values()
-            if one.engine in ENGINES_WITH_PINS and one.state.is_routable
+            backend
+            for backend in self._parts.fleet.view.backends.values()
+            if backend.engine in ENGINES_WITH_PINS and backend.state.is_routable
         ]
         has_stood = self._standing.forget_named(name)
-        removed = await _all_or_error(self._engines.remove(one.backend_id, name) for one in backends)
-        self._standing.forget((pin.name, pin.owner) for pins in removed for pin in pins)  # it was named by id
+        removed = await _all_or_error(self._engines.remove(backend.backend_id, name) for backend in backends)
+        # `name` may be an id, so also forget by the names of the removed pins
+        self._standing.forget((pin.name, pin.owner) for pins in removed for pin in pins)
         if not any(removed) and not has_stood:
-            raise NotFound("no backend has a pin of this name")
-        return PinList(backends=list(await asyncio.gather(*(self._show(one) for one in backends))))
+            raise NotFound("no backend has a pin with this name or id")
+        return PinList(backends=list(await asyncio.gather(*(self._show(backend) for backend in backends))))
 
     def _targets(self, names: Sequence[str] | None) -> list[Backend]:
-        """The backends an order is for. Raises NotFound, or Conflict naming an engine without pins."""
+        """Return the backends to pin on. Raises NotFound, or Conflict naming an engine without pins."""
         view = self._parts.fleet.view
         if names is None:
             targets = [
-                one
-                for one in view.backends.values()
-                if one.engine in ENGINES_WITH_PINS and one.state.is_routable
+                backend
+                for backend in view.backends.values()
+                if backend.engine in ENGINES_WITH_PINS and backend.state.is_routable
             ]
             if not targets:
-                engines = ", ".join(sorted({one.engine for one in view.backends.values()})) or "none"
-                raise Conflict(f"no reachable backend has an engine with pins (torch); engines: {engines}")
+                engines = ", ".join(sorted({backend.engine for backend in view.backends.values()})) or "none"
+                raise Conflict(f"no reachable backend supports pins (engine torch); engines: {engines}")
             return targets
         targets = []
         for name in dict.fromkeys(names):
             backend = view.get(BackendId(name))
             if backend is None:
-                raise NotFound(f"there is no backend {name}")
+                raise NotFound(f"backend {name} is not in the fleet")
             if backend.engine not in ENGINES_WITH_PINS:
-                raise Conflict(f"backend {name} runs {backend.engine}, which has no pins; only torch has")
+                raise Conflict(
+                    f"backend {name} runs {backend.engine}, which does not support pins; only torch does"
+                )
             targets.append(backend)
         return targets
 
     async def _show(self, backend: Backend) -> BackendPins:
-        """What one backend says of its pins; trouble is told in the row, and hides no other backend."""
+        """Return the pins of one backend.
+
+        A failure becomes the row's `problem`; other rows are unaffected.
+        """
         table, trouble = PinTable(), None
         has_pins = backend.engine in ENGINES_WITH_PINS
         if not has_pins:
-            trouble = f"{backend.engine} has no pins"
+            trouble = f"{backend.engine} does not support pins"
         else:
             try:
                 table = await self._engines.table(backend.backend_id)
@@ -166,7 +172,7 @@ class PinOperations:
         )
 
     async def _pin(self, backend: Backend, order: PinOrder, request: bytes) -> bool:
-        """Whether a pin was added: not if this tenant had one of this name."""
+        """Add the pin unless this tenant already has one with this name. Return whether it was added."""
         pins = (await self._engines.table(backend.backend_id)).pins
         if any((pin.name, pin.owner) == key_of(order) for pin in pins):
             return False
@@ -175,7 +181,7 @@ class PinOperations:
 
 
 async def _all_or_error(jobs: Iterable[Awaitable[Found]]) -> list[Found]:
-    """Wait for all, so that none is left half done; then raise the first error, if any."""
+    """Wait for all jobs, then raise the first error, if any."""
     results = await asyncio.gather(*jobs, return_exceptions=True)
     found: list[Found] = []
     for result in results:

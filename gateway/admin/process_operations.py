@@ -1,4 +1,4 @@
-"""The operations on the gateway process itself: configuration, log level, counters, replicas, summary."""
+"""Operations on the gateway process: configuration, log level, counters, replicas, summary."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ _SECRET_NAME = re.compile(r"(?:password|secret|token|api_key|private_key)s?\Z")
 
 
 class ProcessOperations:
-    """What operators see and change of one process."""
+    """What operators can see and change of one process."""
 
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
 
     def operations(self) -> list[Operation]:
         return [
-            Operation("GET", "/summary", self.show_summary, "What the dashboard shows", tag="process"),
-            Operation("GET", "/config", self.show_config, "The configuration, secrets masked", tag="process"),
+            Operation("GET", "/summary", self.show_summary, "Get the dashboard's data", tag="process"),
+            Operation("GET", "/config", self.show_config, "Show the configuration, masked", tag="process"),
             Operation(
-                "POST", "/config/reload", self.reload_config, "Read the configuration again", tag="process"
+                "POST", "/config/reload", self.reload_config, "Reload the configuration", tag="process"
             ),
-            Operation("GET", "/log-level", self.show_log_level, "What is logged", tag="process"),
-            Operation("PUT", "/log-level", self.set_log_level, "Log more or less, at once", tag="process"),
-            Operation("GET", "/counters", self.show_counters, "Counters by cause", tag="process"),
-            Operation("GET", "/replicas", self.list_replicas, "The gateways of this fleet", tag="process"),
+            Operation("GET", "/log-level", self.show_log_level, "Show the log level", tag="process"),
+            Operation("PUT", "/log-level", self.set_log_level, "Change the log level", tag="process"),
+            Operation("GET", "/counters", self.show_counters, "Show counters by cause", tag="process"),
+            Operation("GET", "/replicas", self.list_replicas, "List this fleet's gateways", tag="process"),
         ]
 
     async def show_config(self) -> ConfigAnswer:
         return ConfigAnswer(config=mask_secrets(msgspec.to_builtins(self._parts.config())))
 
     async def reload_config(self) -> ReloadReport:
-        """All or nothing: a configuration that cannot be used is reported and changes nothing."""
+        """All or nothing: an invalid configuration is reported and changes nothing."""
         return await self._parts.reload()
 
     async def show_log_level(self) -> LogLevel:
         return LogLevel(level=logging.getLevelName(logging.getLogger().level).lower())
 
     async def set_log_level(self, *, body: LogLevelOrder) -> LogLevel:
-        """Holds for this process until it ends, or until a reload brings another level."""
+        """Applies to this process until it ends or a reload changes the level."""
         logging.getLogger().setLevel(body.level.upper())
         log_event("log_level", level=logging.WARNING, set_to=body.level)
         return await self.show_log_level()
@@ -93,9 +93,9 @@ class ProcessOperations:
         for report in told:
             try:
                 others.append(msgspec.json.decode(report, type=Replica))
-            except msgspec.DecodeError:  # what another version wrote, or nonsense: not shown
+            except msgspec.DecodeError:  # written by another version, or invalid: not shown
                 continue
-        return ReplicaList(replicas=[ours, *sorted(others, key=lambda one: one.name)])
+        return ReplicaList(replicas=[ours, *sorted(others, key=lambda replica: replica.name)])
 
     async def show_summary(self) -> Summary:
         parts = self._parts
@@ -114,7 +114,7 @@ class ProcessOperations:
             by_turn=describe_turns(journal.by_turn) if journal else [],
             recent_moves=describe_moves(parts, list(journal.recent_moves)[-SUMMARY_ROWS:]) if journal else [],
             recent_sessions=describe_recent(parts, journal.recent(SUMMARY_ROWS)) if journal else [],
-            groups=[describe_group(parts, one) for one in journal.hottest(now_s, SUMMARY_ROWS)]
+            groups=[describe_group(parts, group) for group in journal.hottest(now_s, SUMMARY_ROWS)]
             if journal
             else [],
             ring=await describe_ring(parts),
@@ -122,7 +122,7 @@ class ProcessOperations:
 
 
 def describe_replica(parts: AdminParts) -> Replica:
-    """What this process tells about itself."""
+    """Describe this process."""
     backends = parts.fleet.view.backends.values()
     return Replica(
         name=f"{socket.gethostname()}:{os.getpid()}",
@@ -130,21 +130,21 @@ def describe_replica(parts: AdminParts) -> Replica:
         started_wall_s=round(parts.started_wall_s, 3),
         generation=parts.fleet.view.generation,
         backends=len(backends),
-        backends_ready=sum(one.state.takes_new_sessions for one in backends),
+        backends_ready=sum(backend.state.takes_new_sessions for backend in backends),
         in_flight=parts.num_in_flight(),
         is_store_degraded=parts.sessions.stats().is_degraded,
     )
 
 
 def mask_secrets(value: Any, name: str = "") -> Any:
-    """The same data with every secret hidden: values of secret names, and passwords inside of urls.
+    """Return the data with secrets masked: values whose name suggests a secret, and passwords in URLs.
 
-    The configuration names variables instead of holding secrets; this is for what slips in all the same.
+    The configuration normally names environment variables and holds no secrets; this catches exceptions.
     """
     if isinstance(value, Mapping):
-        return {key: mask_secrets(one, str(key)) for key, one in value.items()}
+        return {key: mask_secrets(member, str(key)) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [mask_secrets(one, name) for one in value]
+        return [mask_secrets(member, name) for member in value]
     if isinstance(value, str) and value:
         if _SECRET_NAME.search(name):
             return MASK

@@ -1,7 +1,7 @@
-"""The operations on sessions: find, list, show with their story, move, end.
+"""Operations on sessions: find, list, show with history, move, end.
 
-A session is named by its key (a hash) or looked up by the client's raw id, which is hashed here and never
-stored, echoed or logged.
+A session is named by its key (a hash) or found by the client's raw id, which is hashed here and never stored,
+echoed or logged.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _KEY_DIGITS = 32
 
 
 class SessionOperations:
-    """What operators see and change of bindings."""
+    """What operators can see and change of bindings."""
 
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
 
     def operations(self) -> list[Operation]:
-        one = "/sessions/{key}"
+        session_path = "/sessions/{key}"
         return [
             Operation(
                 "GET",
@@ -39,24 +39,24 @@ class SessionOperations:
             ),
             Operation(
                 "GET",
-                one,
+                session_path,
                 self.show_session,
-                "One session: home, turns, tokens, hit rate, moves with their reasons",
+                "Show one session: home, turns, tokens, hit rate, moves with their reasons",
                 tag="sessions",
             ),
             Operation(
                 "DELETE",
-                one,
+                session_path,
                 self.end_session,
-                "Forget the session's home; ending an unknown session is a success",
+                "End a session: forget its home. Ending an unknown session succeeds",
                 tag="sessions",
                 statuses=(204,),
             ),
             Operation(
                 "POST",
-                f"{one}/move",
+                f"{session_path}/move",
                 self.move_session,
-                "Give the session another home",
+                "Move a session to another backend",
                 tag="sessions",
                 problems=(409,),
             ),
@@ -71,7 +71,9 @@ class SessionOperations:
             rows, cursor = await self._parts.sessions.list_by_backend(
                 BackendId(query.backend), cursor=query.cursor, limit=query.limit
             )
-            return SessionPage(sessions=[describe_binding(key, one) for key, one in rows], next_cursor=cursor)
+            return SessionPage(
+                sessions=[describe_binding(key, binding) for key, binding in rows], next_cursor=cursor
+            )
         return await self._list_all(query)
 
     async def show_session(self, *, key: SessionName) -> SessionAnswer:
@@ -86,7 +88,7 @@ class SessionOperations:
         parts, session_key = self._parts, SessionKey(key)
         backend = parts.fleet.view.get(BackendId(body.backend))
         if backend is None:
-            raise BadRequest("there is no such backend", param="backend")
+            raise BadRequest("no such backend", param="backend")
         binding = await self._binding(session_key)
         if_match.require(describe_binding(session_key, binding).etag())
         if binding.backend_id == backend.backend_id:
@@ -95,7 +97,9 @@ class SessionOperations:
             session_key, binding.version, backend.backend_id, backend.epoch, binding.context_tokens
         )
         if held is None or held.backend_id != backend.backend_id:
-            raise Conflict("the session moved, ended, or could not be written meanwhile: look again")
+            raise Conflict(
+                "session not moved: it changed meanwhile, or the store is not writable; check it and retry"
+            )
         if parts.journal is not None:
             parts.journal.note_move(
                 session_key, binding.backend_id, backend.backend_id, "operator", parts.clock()
@@ -105,26 +109,30 @@ class SessionOperations:
     async def _binding(self, key: SessionKey) -> Binding:
         binding = await self._parts.sessions.get(key)
         if binding is None:
-            raise NotFound("no session with this key is bound")
+            raise NotFound("no bound session has this key")
         return binding
 
     # -- finding
 
     def _keys_of(self, query: SessionQuery) -> list[SessionKey]:
-        """The keys that requests with this id would have: of the model named, or of each one served."""
+        """Return the keys of requests with this id, for the given model or for each served model."""
         assert query.session_id is not None
         if query.model is not None:
             models = [query.model]
         else:
-            served = {model for one in self._parts.fleet.view.backends.values() for model in one.models or ()}
+            served = {
+                model
+                for backend in self._parts.fleet.view.backends.values()
+                for model in backend.models or ()
+            }
             models = sorted(served)[:MAX_MODELS_TRIED]
             if not models:
-                raise BadRequest("no backend has told its models yet: name the model", param="model")
+                raise BadRequest("no backend has reported its models yet: name the model", param="model")
         keys = [self._key_of(query.session_id, model, query.tenant) for model in models]
         return list(dict.fromkeys(keys))
 
     def _key_of(self, session_id: str, model: str, tenant: str) -> SessionKey:
-        """The key of a request that has this id in its header."""
+        """Return the key of a request that has this id in its header."""
         headers = [(b"x-session-id", to_bytes(session_id))]
         body = msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": "?"}]})
         try:
@@ -132,16 +140,14 @@ class SessionOperations:
         except GatewayError as error:
             raise BadRequest(error.message, param="session_id") from error
         if facts.session_key is None:
-            raise BadRequest("no session can have this id", param="session_id")
+            raise BadRequest("this id cannot name a session", param="session_id")
         return facts.session_key
 
     def _keys_like(self, prefix: str, limit: int) -> list[SessionKey]:
         if len(prefix) == _KEY_DIGITS:
             return [SessionKey(prefix)]
         if self._parts.journal is None:
-            raise BadRequest(
-                "the journal is off (admin.journal_sessions: 0): give the whole key", param="key"
-            )
+            raise BadRequest("the journal is off (admin.journal_sessions: 0): give the full key", param="key")
         return [story.key for story in self._parts.journal.starting_with(prefix, limit)]
 
     async def _find(self, keys: list[SessionKey]) -> SessionPage:
@@ -153,9 +159,9 @@ class SessionOperations:
         return SessionPage(sessions=found, next_cursor=None)
 
     async def _list_all(self, query: SessionQuery) -> SessionPage:
-        """Backend by backend; the cursor names the backend whose turn it is, then the store's own cursor."""
+        """List backend by backend. The cursor is the current backend's name, then the store's own cursor."""
         name, _, inner = (query.cursor or "").partition("/")
-        names = sorted(one for one in self._parts.fleet.view.backends if one >= name)
+        names = sorted(backend_id for backend_id in self._parts.fleet.view.backends if backend_id >= name)
         for place, backend_id in enumerate(names):
             cursor = inner if backend_id == name and inner else None
             rows, following = await self._parts.sessions.list_by_backend(
@@ -167,6 +173,7 @@ class SessionOperations:
                 next_cursor = f"{names[place + 1]}/" if place + 1 < len(names) else None
             if rows or next_cursor is None:
                 return SessionPage(
-                    sessions=[describe_binding(key, one) for key, one in rows], next_cursor=next_cursor
+                    sessions=[describe_binding(key, binding) for key, binding in rows],
+                    next_cursor=next_cursor,
                 )
         return SessionPage(sessions=[], next_cursor=None)

@@ -1,4 +1,4 @@
-"""Options of the admin API: where it listens, whose tokens it takes, which hosts may become backends."""
+"""Options of the admin API: where it listens, its tokens, which hosts may become backends."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from gateway.downstream.tls import ListenerTls
 
 
 class AdminSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The admin API. It listens on loopback; with no token, only loopback may use it."""
+    """The admin API. It listens on loopback by default. Without a token, only loopback clients may use it."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; give it a token before you leave loopback."""
+    """Address to listen on. Set a token before you use anything but loopback."""
     port: int = 8001
-    """TCP port; with several worker processes each takes the next one."""
+    """TCP port. With several worker processes, each uses the next port."""
     is_enabled: bool = True
-    """Whether there is an admin listener at all."""
+    """Whether to open the admin listener."""
     tls: ListenerTls | None = None
-    """Speak TLS on the admin listener; plain HTTP when absent."""
+    """Serve TLS on the admin listener. Default: plain HTTP."""
     token_env: str = "HOMING_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
-    """Environment variable that holds the bearer token of those who may read and change."""
+    """Environment variable with the bearer token for reading and changing."""
     read_token_env: str = "HOMING_ADMIN_READ_TOKEN"  # noqa: S105 - the name of a variable
-    """Environment variable that holds the bearer token of those who may only read."""
+    """Environment variable with the bearer token for reading only."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names by which the API may be asked without a token, beside `localhost` and loopback addresses."""
+    """Host names that clients may use without a token, besides `localhost` and loopback addresses."""
     allow_backend_hosts: tuple[str, ...] = ("loopback", "private", "cluster")
-    """Hosts that a backend added through the API may have: `loopback`, `private`, `cluster` (names that
-    only a local resolver knows), CIDRs, or name patterns such as `*.gpu.example.com`. Metadata and
-    link-local addresses never, and no backend is dialled at one. Else the configuration file may name any."""
+    """Allowed hosts of backends that are added through the API: `loopback`, `private`, `cluster` (names that
+    only a local resolver knows), CIDRs, or name patterns such as `*.gpu.example.com`. Backends in the
+    configuration file may have any other host. The gateway never connects to metadata or link-local
+    addresses."""
     key_hosts: dict[str, tuple[str, ...]] = {}
-    """Where an added backend may take a key to: variable → hosts, as in `allow_backend_hosts`. Without it
-    a key goes only to hosts that `backends` uses it for."""
+    """Additional hosts that an added backend's key may be sent to: variable → hosts, as in
+    `allow_backend_hosts`. By default a key is sent only to hosts that `backends` uses it for."""
     journal_sessions: int = 5000
-    """Sessions whose last turns and moves are kept in memory, for those who ask why; 0: none."""
+    """Number of sessions whose last turns and moves are kept in memory for `homing explain`. 0 keeps none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -1,12 +1,12 @@
-"""Pins of the whole fleet: what a backend lacks that came later, or came again without its pins, it gets.
+"""Fleet-wide pins: adds them to backends that join later or come back without them.
 
-An order for all backends stands: this replica keeps it, prompt text included, in its memory only, until it is
-taken back, expires, or the replica ends. Each life (epoch) of each backend is brought what it lacks, once;
-what an operator or the engine lets go there afterwards stays gone. A backend that refuses or fails is tried
-again a few times, ever later, and then left alone until its next life.
+A pin order for all backends is a standing order. This replica keeps it, with the prompt text, in memory until
+it is removed, expires, or the replica stops. Each epoch of each backend gets the pins that it lacks, once; a
+pin that an operator or the engine removes afterwards is not added again. If a backend refuses or fails, it is
+retried a few times with growing pauses, then left alone until its next epoch.
 
-Invariant: nothing is pinned twice, because the engine's own list is read first. Orders that name backends do
-not stand: they were for those.
+Invariant: nothing is pinned twice, because the engine's own list is read first. Orders for named backends are
+not kept.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gateway.values import Backend, BackendId
 LOOK_S = 1.0
 FIRST_PAUSE_S = 2.0
 MAX_TRIES = 6
-"""With pauses that double: about a minute of trying."""
+"""Pauses double, so this is about a minute."""
 MAX_ORDERS = 64
 MAX_ORDER_BYTES = 1024 * 1024
-"""Of one standing order: a system prompt with its tools, not a library."""
+"""Limit of one standing order: enough for a system prompt with its tools."""
 
 PinKey = tuple[str, str]
-"""Name and owner: what an engine tells pins apart by."""
+"""Name and owner, which identify a pin on an engine."""
 OrderEncoder = Callable[[PinOrder], bytes]
 
 
@@ -48,7 +48,7 @@ class _Standing:
 
 @dataclass(slots=True)
 class _Tries:
-    """How it goes with one order on one life of one backend."""
+    """The attempts to apply one order to one epoch of one backend."""
 
     num_tries: int = 0
     next_s: float = 0.0
@@ -65,7 +65,7 @@ def key_of(order: PinOrder) -> PinKey:
 
 
 class StandingPins:
-    """Owns one background task while it is `running`."""
+    """The standing orders, and the background task that applies them (`running`)."""
 
     def __init__(
         self,
@@ -75,43 +75,46 @@ class StandingPins:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`encode` makes the engine's request from an order; raises BadRequest where that has become void."""
+        """`encode` turns an order into the engine's request, or raises BadRequest if it is not valid now."""
         self._fleet, self._engines, self._encode, self._clock = fleet, engines, encode, clock
         self._orders: dict[PinKey, _Standing] = {}
         self._tries: dict[tuple[BackendId, int, PinKey], _Tries] = {}
 
     def check(self, order: PinOrder) -> None:
-        """Raises BadRequest or Conflict for an order that could not stand. Changes nothing."""
+        """Raise BadRequest or Conflict if this order cannot be kept. Changes nothing."""
         if len(self._encode(order)) > MAX_ORDER_BYTES:
-            raise BadRequest(f"a pin for all backends may be {MAX_ORDER_BYTES // 1024} KiB; name backends")
+            limit_kib = MAX_ORDER_BYTES // 1024
+            raise BadRequest(
+                f"a pin for all backends may have at most {limit_kib} KiB: shorten it, or name its backends"
+            )
         self._forget_expired()
         if key_of(order) not in self._orders and len(self._orders) >= MAX_ORDERS:
-            raise Conflict(f"{MAX_ORDERS} pins for all backends stand already: take one back first")
+            raise Conflict(f"there are already {MAX_ORDERS} pins for all backends: remove one first")
 
     def keep(self, order: PinOrder) -> None:
-        """Let this order stand. One of its name that stands already is what the engines have: it stays."""
+        """Keep this order, unless one with its name is kept already: that is the one the engines have."""
         expires_s = None if order.ttl_s is None else self._clock() + order.ttl_s
         self._orders.setdefault(key_of(order), _Standing(order, expires_s))
 
     def forget(self, keys: Iterable[PinKey]) -> None:
-        """Let these orders stand no longer."""
+        """Drop these orders."""
         for key in keys:
             self._orders.pop(key, None)
 
     def forget_named(self, name: str) -> bool:
-        """Whether an order of this name stood; it does no longer."""
+        """Drop the orders with this name. Return whether there were any."""
         keys = [key for key in self._orders if key[0] == name]
         self.forget(keys)
         return bool(keys)
 
     def missing_on(self, backend: Backend, pins: Iterable[Pin]) -> list[MissingPin]:
-        """What this backend, which has these pins, is still to get, or would not take."""
+        """Return the pins that this backend, which has `pins`, does not have yet or refused."""
         held = {(pin.name, pin.owner) for pin in pins}
         self._forget_expired()
         found = []
         for key in self._orders.keys() - held:
             tries = self._tries.get((backend.backend_id, backend.epoch, key), _Tries())
-            if not tries.is_done:  # else it was let go there since
+            if not tries.is_done:  # otherwise it was pinned and has been removed there since
                 missing = MissingPin(
                     name=key[0],
                     owner=key[1],
@@ -120,26 +123,26 @@ class StandingPins:
                     problem=tries.problem,
                 )
                 found.append(missing)
-        return sorted(found, key=lambda one: (one.name, one.owner))
+        return sorted(found, key=lambda pin: (pin.name, pin.owner))
 
     async def running(self) -> None:
-        """Look about once a second, for ever."""
+        """Check about once a second until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.look()
-            except Exception:  # supervisor of its own rounds: one bad round must not end the others
+            except Exception:  # one failed round must not end the task
                 logging.getLogger(__name__).exception("standing pins")
 
     async def look(self) -> None:
-        """Bring every backend what is due there. Costs nothing while no order stands."""
+        """Apply the orders that are due on each backend. Does nothing if there are no orders."""
         self._forget_expired()
         backends = [
-            one
-            for one in self._fleet.view.backends.values()
-            if one.engine in ENGINES_WITH_PINS and one.state.is_routable
+            backend
+            for backend in self._fleet.view.backends.values()
+            if backend.engine in ENGINES_WITH_PINS and backend.state.is_routable
         ]
-        lives = {(one.backend_id, one.epoch) for one in self._fleet.view.backends.values()}
+        lives = {(backend.backend_id, backend.epoch) for backend in self._fleet.view.backends.values()}
         self._tries = {
             place: tries
             for place, tries in self._tries.items()
@@ -175,11 +178,11 @@ class StandingPins:
             return
         await self._engines.add(backend_id, self._encode(self._order_now(standing)))
         log_event("pin_repeated", backend=backend_id, pin=key[0])
-        if key not in self._orders:  # taken back meanwhile
+        if key not in self._orders:  # removed meanwhile
             await self._engines.remove(backend_id, key[0])
 
     def _order_now(self, standing: _Standing) -> PinOrder:
-        """The order with the time that it has left."""
+        """Return the order with its remaining time to live."""
         if standing.expires_s is None:
             return standing.order
         ttl_s = max(1.0, standing.expires_s - self._clock())
@@ -201,5 +204,9 @@ class StandingPins:
     def _forget_expired(self) -> None:
         now_s = self._clock()
         self.forget(
-            [key for key, one in self._orders.items() if one.expires_s is not None and one.expires_s <= now_s]
+            [
+                key
+                for key, standing in self._orders.items()
+                if standing.expires_s is not None and standing.expires_s <= now_s
+            ]
         )

@@ -1,4 +1,4 @@
-"""Commands as clients of the admin API: shared options, requests, and errors that say what to do."""
+"""What commands share as clients of the admin API: options, requests and error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 30.0
 
 
 def add_admin_arguments(parser: argparse.ArgumentParser, *, is_inner: bool = False) -> None:
-    """`--admin` and `--json`. `is_inner`: of a command within a command, whose outer one has them too."""
+    """Add `--admin` and `--json`. `is_inner`: for an action of a command that already has them."""
     url = os.environ.get("HOMING_ADMIN_URL", "http://127.0.0.1:8001")
     parser.add_argument(
         "--admin",
@@ -31,12 +31,12 @@ def add_admin_arguments(parser: argparse.ArgumentParser, *, is_inner: bool = Fal
         "--json",
         action="store_true",
         default=argparse.SUPPRESS if is_inner else False,
-        help="print the answer of the API as it is",
+        help="print the API's JSON answer",
     )
 
 
 class AdminClient:
-    """Asks one gateway. The token comes from HOMING_ADMIN_TOKEN, never from the command line."""
+    """A client of one gateway. The token comes from HOMING_ADMIN_TOKEN, never from the command line."""
 
     def __init__(self, url: str) -> None:
         token = os.environ.get("HOMING_ADMIN_TOKEN")
@@ -44,8 +44,10 @@ class AdminClient:
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def get(self, path: str, **params: Any) -> Any:
-        """Raises CommandError, as all methods do."""
-        return self._ask("GET", path, params={key: one for key, one in params.items() if one is not None})
+        """Send a GET request. Raises CommandError, as all methods do."""
+        return self._ask(
+            "GET", path, params={key: value for key, value in params.items() if value is not None}
+        )
 
     def post(self, path: str, body: object = None) -> Any:
         return self._ask("POST", path, body=body)
@@ -65,10 +67,10 @@ class AdminClient:
                 method, url, params=params, json=body, headers=self._headers, timeout=TIMEOUT_S
             )
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise UsageError(f"{self._url!r} is not an http:// or https:// url: {error}") from error
+            raise UsageError(f"{self._url!r} is not an http:// or https:// URL: {error}") from error
         except httpx.HTTPError as error:
             raise Unreachable(
-                f"no gateway answers at {self._url} ({error}). Is it running? --admin names another."
+                f"no gateway answers at {self._url} ({error}); start it, or set --admin to the right URL"
             ) from error
         if answer.is_success:
             return _decoded(answer, url)
@@ -76,7 +78,7 @@ class AdminClient:
 
 
 def name_in_path(name: str) -> str:
-    """Whatever the user typed, as one segment of a path."""
+    """Quote user input as one path segment."""
     return quote(name, safe="")
 
 
@@ -91,7 +93,7 @@ def _decoded(answer: httpx.Response, url: str) -> Any:
     try:
         return answer.json()
     except ValueError as error:
-        raise Unreachable(f"{url} answers, but not as an admin API: --admin names its url") from error
+        raise Unreachable(f"{url} did not answer with JSON: set --admin to the admin API's URL") from error
 
 
 def _refusal(answer: httpx.Response) -> CommandFailed | UsageError:
@@ -99,9 +101,9 @@ def _refusal(answer: httpx.Response) -> CommandFailed | UsageError:
         problem = answer.json()
         detail = str(problem["detail"])
     except (ValueError, KeyError, TypeError):
-        detail = f"it answered {answer.status_code}; --admin must name the admin API, port 8001 by default"
+        detail = f"the server answered {answer.status_code}; is --admin the admin API (port 8001 by default)?"
     if answer.status_code == 401:
-        return UsageError("the gateway wants its admin token: set HOMING_ADMIN_TOKEN")
+        return UsageError("the gateway needs its admin token: set HOMING_ADMIN_TOKEN")
     if answer.status_code in (400, 403, 415):
         return UsageError(detail)
     return CommandFailed(detail)

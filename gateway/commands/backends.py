@@ -1,4 +1,4 @@
-"""`homing backends`: list them with what routing believes; add, remove, cordon, reweight."""
+"""`homing backends`: list backends with routing's estimates; add, remove, cordon, reweight."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gateway.commands.terminal import add_row, console, count, seconds, share, s
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (none: list)")
-    add = actions.add_parser("add", help="add a backend, or change a known one")
-    add.add_argument("url", help="http://host:port of the engine")
-    add.add_argument("--id", help="its name (default: made from host and port)")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (default: list)")
+    add = actions.add_parser("add", help="add a backend, or update an existing one")
+    add.add_argument("url", help="URL of the engine: http://host:port")
+    add.add_argument("--id", help="name of the backend (default: made from host and port)")
     add.add_argument("--engine", default="openai", help="torch, vllm, sglang, llamacpp, trtllm or openai")
     add.add_argument("--weight", type=float, default=1.0, help="share of new sessions (default 1)")
-    remove = actions.add_parser("remove", help="take a backend out at once; its sessions move")
-    cordon = actions.add_parser("cordon", help="no new sessions; bound ones stay")
+    remove = actions.add_parser("remove", help="remove a backend immediately; its sessions move")
+    cordon = actions.add_parser("cordon", help="stop new sessions; bound ones stay")
     weight = actions.add_parser("weight", help="change a backend's share of new sessions")
-    for one in (remove, cordon, weight):
-        one.add_argument("backend")
+    for action in (remove, cordon, weight):
+        action.add_argument("backend")
     weight.add_argument("weight", type=float)
-    for one in (add, remove, cordon, weight):
-        add_admin_arguments(one, is_inner=True)
+    for action in (add, remove, cordon, weight):
+        add_admin_arguments(action, is_inner=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,22 +70,22 @@ def _table(backends: list[dict[str, Any]]) -> Table:
         ">wait",
         "models",
     )
-    for one in backends:
-        belief = one["routing"] or {}
+    for backend in backends:
+        belief = backend["routing"] or {}
         add_row(
             found,
             [
-                one["id"],
-                state(one["state"]),
-                one["engine"],
-                one["url"],
-                f"{one['weight']:g}",
-                one["in_flight"],
-                one["sessions"],
-                share(one["hit_rate"]),
-                count(one["prompt_tokens"]),
+                backend["id"],
+                state(backend["state"]),
+                backend["engine"],
+                backend["url"],
+                f"{backend['weight']:g}",
+                backend["in_flight"],
+                backend["sessions"],
+                share(backend["hit_rate"]),
+                count(backend["prompt_tokens"]),
                 seconds(belief.get("wait_s")),
-                "any" if one["models"] is None else ", ".join(one["models"]),
+                "any" if backend["models"] is None else ", ".join(backend["models"]),
             ],
         )
     return found

@@ -1,4 +1,4 @@
-"""`homing completion SHELL`: a completion script for bash, zsh or tcsh, made from the options themselves."""
+"""`homing completion SHELL`: a completion script for bash, zsh or tcsh, generated from the options."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        import shtab  # an extra: completion is asked for once, by some
+        import shtab  # an optional dependency
     except ImportError as error:
         raise UsageError("completion needs the package shtab: pip install 'homing[completion]'") from error
-    from gateway.main import make_parser  # it imports all commands, this one among them
+    from gateway.main import make_parser  # not at the top: it imports all commands, including this one
 
     sys.stdout.write(shtab.complete(make_parser(wanted=None), shell=options.shell) + "\n")
     return 0

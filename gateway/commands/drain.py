@@ -1,4 +1,5 @@
-"""`homing drain BACKEND`: no new sessions, bound ones move at their next turn; `--wait` until they have."""
+"""`homing drain BACKEND`: stop new sessions; bound ones move at their next turn. `--wait` until it is
+empty."""
 
 from __future__ import annotations
 
@@ -17,20 +18,23 @@ POLL_S = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("backend", help="its name")
+    parser.add_argument("backend", help="name of the backend")
     parser.add_argument(
-        "--wait", action="store_true", help="return when it is empty or its deadline has come"
+        "--wait", action="store_true", help="wait until the backend is empty or the deadline has passed"
     )
     parser.add_argument(
-        "--deadline-s", type=float, metavar="SECONDS", help="how long sessions may take (default: fleet's)"
+        "--deadline-s",
+        type=float,
+        metavar="SECONDS",
+        help="time for sessions to leave (default: fleet.drain_deadline_s)",
     )
     parser.add_argument(
-        "--until-restart", action="store_true", help="the drain is over when the engine has restarted"
+        "--until-restart", action="store_true", help="end the drain when the engine has restarted"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 1 when somebody took the drain back meanwhile."""
+    """Exit status 1 if the drain is cancelled meanwhile."""
     client, path = AdminClient(options.admin_url), f"/backends/{name_in_path(options.backend)}"
     order: dict[str, Any] = {"until_restart": options.until_restart}
     if options.deadline_s is not None:
@@ -46,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait(client: AdminClient, path: str, backend: dict[str, Any], *, is_quiet: bool) -> dict[str, Any]:
-    """Ask until nothing is left. Raises CommandFailed when the drain is off."""
+    """Poll until the backend is drained. Raises CommandFailed if the drain is cancelled."""
     columns = (TextColumn("draining"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console(), disable=is_quiet, transient=True) as progress:
         num_first = max(1, _num_left(backend["drain"]))
@@ -58,7 +62,7 @@ def _wait(client: AdminClient, path: str, backend: dict[str, Any], *, is_quiet: 
             time.sleep(POLL_S)
             backend = client.get(path)
             if backend["drain"] is None:
-                raise CommandFailed("the drain was taken back: look at homing backends, then drain again")
+                raise CommandFailed("the drain was cancelled: see homing backends, then drain again")
     return backend
 
 
@@ -68,9 +72,11 @@ def _num_left(drain: dict[str, Any]) -> int:
 
 def _words(name: str, drain: dict[str, Any]) -> str:
     if drain["is_drained"]:
-        left = f", {drain['sessions']} sessions past the deadline" if drain["sessions"] else ""
+        left = (
+            f"; {drain['sessions']} sessions did not leave before the deadline" if drain["sessions"] else ""
+        )
         return f"{name} is drained{left}"
     return (
         f"{name} is draining: {drain['sessions']} sessions and {drain['in_flight']} requests left, "
-        f"{drain['deadline_left_s']:.0f} s to the deadline"
+        f"{drain['deadline_left_s']:.0f} s until the deadline"
     )

@@ -1,9 +1,9 @@
-"""How a command ends when it does not succeed: one line on standard error, and a status for scripts.
+"""Exit statuses of commands. A command that does not succeed prints one line on standard error.
 
-0  done, and well
-1  done, but the answer is no: not healthy, refused, not found, not in time
-2  asked wrongly: an option, a file, a token; the line says what to mend
-3  nobody there: no gateway answers
+0  success
+1  failure or negative result: not healthy, refused, not found, not in time
+2  usage error: a bad option, file, token or port; the line says what to fix
+3  no gateway answers
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import ClassVar
 
 
 class CommandError(Exception):
-    """What happened, to what, and what to do, in one line."""
+    """An error whose one-line message says what happened, to what, and what to do."""
 
     status: ClassVar[int] = 1
 
 
 class CommandFailed(CommandError):
-    """The question was understood and the answer is no."""
+    """The request was valid, but it failed or the result is negative."""
 
 
 class UsageError(CommandError):
-    """The user can mend it."""
+    """The user gave a bad option, file, token or port and can fix it."""
 
     status = 2
 

@@ -1,4 +1,4 @@
-"""`homing explain ID`: one session: where it lives, what it has cost, why it moved, where it would go now."""
+"""`homing explain ID`: where a session lives, what it has cost, why it moved and where it would go now."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gateway.commands.terminal import add_row, ago, console, count, plain, secon
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("id", metavar="ID", help="the client's own id, or a session key or its beginning")
-    parser.add_argument("--model", help="the model it talks to (default: try all)")
-    parser.add_argument("--tenant", default="default", help="whose it is")
+    parser.add_argument("id", metavar="ID", help="the client's session id, or a session key or its beginning")
+    parser.add_argument("--model", help="model that the session uses (default: try all)")
+    parser.add_argument("--tenant", default="default", help="tenant of the session")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _find(client: AdminClient, options: argparse.Namespace) -> tuple[str, bool]:
-    """The key, and whether it was found by the client's own id. Raises CommandFailed."""
+    """Return the key, and whether it was found by the client's id. Raises CommandFailed."""
     found = client.get("/sessions", session_id=options.id, model=options.model, tenant=options.tenant)
     if found["sessions"]:
         return str(found["sessions"][0]["key"]), True
@@ -42,20 +42,20 @@ def _find(client: AdminClient, options: argparse.Namespace) -> tuple[str, bool]:
         if found["sessions"]:
             return str(found["sessions"][0]["key"]), False
     raise CommandFailed(
-        f"no session {options.id!r} is bound. It may have ended; --model and --tenant must be those of its "
-        "requests, and a key's beginning is known only to the replica that served it."
+        f"no session {options.id!r} is bound. It may have expired. --model and --tenant must match its "
+        "requests; only the replica that served a session can find it by the beginning of its key."
     )
 
 
 def _decide_now(client: AdminClient, options: argparse.Namespace, session: dict[str, Any]) -> Any:
-    """A dry run of its next turn, if the gateway can decide one."""
+    """Return a dry run of the session's next turn, or None if the gateway cannot decide it."""
     story = session["story"] or {}
     model = options.model or story.get("model")
     body = {"model": model or "", "messages": [{"role": "user", "content": "?"}]}
     question = {"headers": {"x-session-id": options.id}, "body": body, "tenant": options.tenant}
     try:
         return client.post("/route", question)
-    except CommandError:  # no backend now, or an unknown model: the story stands without it
+    except CommandError:  # no backend now, or an unknown model: show the session without it
         return None
 
 
@@ -74,7 +74,7 @@ def _show(session: dict[str, Any], now: dict[str, Any] | None) -> None:
         add_row(facts, ["next turn", f"{now['backend']}: {now['affinity']} ({now['reason']})"])
     out.print(facts)
     if story is None:
-        out.print(plain("\nThis replica has not served it lately, so it knows no moves and turns."))
+        out.print(plain("\nThis replica has not served the session recently: no moves or turns to show."))
         return
     if story["moves"]:
         out.print("", _moves(story["moves"]))
@@ -83,8 +83,8 @@ def _show(session: dict[str, Any], now: dict[str, Any] | None) -> None:
 
 def _moves(moves: list[dict[str, Any]]) -> Table:
     found = table("when", "from", "to", "why", title="moves")
-    for one in moves:
-        add_row(found, [ago(one["at_wall_s"]), one["before"], one["after"], one["reason"]])
+    for move in moves:
+        add_row(found, [ago(move["at_wall_s"]), move["before"], move["after"], move["reason"]])
     return found
 
 
@@ -100,18 +100,18 @@ def _turns(turns: list[dict[str, Any]]) -> Table:
         ">status",
         title="last turns",
     )
-    for one in turns:
+    for turn in turns:
         add_row(
             found,
             [
-                ago(one["at_wall_s"]),
-                one["backend"],
-                one["affinity"],
-                one["reason"],
-                count(one["prompt_tokens"]),
-                count(one["cached_tokens"]),
-                seconds(one["ttft_s"]),
-                one["status"],
+                ago(turn["at_wall_s"]),
+                turn["backend"],
+                turn["affinity"],
+                turn["reason"],
+                count(turn["prompt_tokens"]),
+                count(turn["cached_tokens"]),
+                seconds(turn["ttft_s"]),
+                turn["status"],
             ],
         )
     return found

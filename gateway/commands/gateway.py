@@ -27,7 +27,7 @@ from gateway.process.systemd import inherited_sockets
 from gateway.process.workers import for_worker, run_workers
 
 _PR_SET_PDEATHSIG = 1
-_NO_BACKENDS = "name some with --backend URL, under `backends`, or with homing backends add"
+_NO_BACKENDS = "add some with --backend URL, under `backends`, or with homing backends add"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,26 +40,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="a backend, may be repeated; replaces the backends of the file",
+        help="a backend (repeatable); replaces the backends in the file",
     )
     parser.add_argument(
         "--record",
         type=Path,
         metavar="FILE",
-        help="append every decision and what led to it, for homing replay",
+        help="record every decision and its inputs in FILE, for homing replay",
     )
     parser.add_argument(
-        "--drain-timeout", type=float, metavar="S", help="overrides drain_timeout_s: how long SIGTERM waits"
+        "--drain-timeout",
+        type=float,
+        metavar="S",
+        help="overrides drain_timeout_s: time for running requests after SIGTERM",
     )
     parser.add_argument("--worker", type=int, metavar="N", help=argparse.SUPPRESS)
     parser.add_argument("--shared-folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--die-with-parent", action="store_true", help="end when the process that started this one ends"
-    )
+    parser.add_argument("--die-with-parent", action="store_true", help="stop when the parent process ends")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Entry point. Raises UsageError for what the user can mend."""
+    """Run or check one gateway. Raises UsageError for mistakes that the user can fix."""
     try:
         config = _resolve(options)
     except ConfigError as error:
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         _check_writable(options.record)
     if options.die_with_parent:
         die_with_parent()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until somebody can handle it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # held until a handler is installed
     raise_descriptor_limit()
     with LogWriter(tell_lost=lost_line) as lines:
         configure_logging(config.log.level, lines.put)
@@ -92,7 +93,7 @@ def _run(config: Config, options: argparse.Namespace, lines: LogWriter) -> int:
 def _serve(config: Config, options: argparse.Namespace, lines: LogWriter) -> int:
     worker: int = options.worker or 0
     sockets = inherited_sockets(os.environ, is_worker=options.worker is not None)
-    if worker and "admin" in sockets:  # the first process has it; the others listen on ports of their own
+    if worker and "admin" in sockets:  # only the first process uses it; the others open their own ports
         sockets.pop("admin").close()
     launch = Launch(
         load=lambda: for_worker(_resolve(options), worker),
@@ -108,7 +109,7 @@ def _serve(config: Config, options: argparse.Namespace, lines: LogWriter) -> int
 
 
 def _check_writable(path: Path) -> None:
-    """Raises UsageError. Asked before anything listens: a message about ports would lead astray."""
+    """Raise UsageError if the file cannot be written. Checked before any port is opened."""
     try:
         path.open("ab").close()
     except OSError as error:
@@ -116,7 +117,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _resolve(options: argparse.Namespace) -> Config:
-    """The configuration of the file, with what the command line says in its place. Raises ConfigError."""
+    """Return the configuration file's options, overridden by the command line. Raises ConfigError."""
     config = load_config(options.config)
     data = msgspec.to_builtins(config)
     if options.backend:
@@ -131,21 +132,24 @@ def _resolve(options: argparse.Namespace) -> Config:
 
 
 def resolved_yaml(config: Config) -> str:
-    """The configuration with all defaults filled in. It holds names of secrets' variables, never secrets."""
+    """Return the configuration with all defaults filled in. It names variables of secrets, never secrets."""
     return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)
 
 
 def raise_descriptor_limit() -> None:
-    """Two descriptors per request: the usual soft limit of 1,024 would stop a gateway at 480 clients."""
+    """Raise the soft limit of open files to the hard limit.
+
+    A request needs two descriptors, so the usual soft limit of 1,024 would stop a gateway at 480 clients.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def die_with_parent() -> None:
-    """Linux: have the kernel send SIGTERM to this process when its parent ends."""
+    """Ask the kernel (Linux only) to send SIGTERM to this process when its parent ends."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended while we asked
+    if os.getppid() != parent:  # it ended before the call took effect
         raise SystemExit(0)

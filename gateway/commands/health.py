@@ -1,7 +1,6 @@
-"""`homing health`: one GET, exit status 0 or 1: what a container's health check runs.
+"""`homing health`: one GET request, exit status 0 or 1, for a container's health check.
 
-It imports nothing but the standard library: it runs every few seconds beside a process that has better use
-for the CPU.
+Imports only the standard library: it runs every few seconds and should use little CPU.
 """
 
 from __future__ import annotations
@@ -20,20 +19,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "url",
         nargs="?",
         default="http://127.0.0.1:8000/livez",
-        help="what to ask (default: %(default)s); /readyz also wants a ready backend, a worker has /health",
+        help="URL to check (default: %(default)s); use /readyz to also require a ready backend, "
+        "/health for a worker",
     )
     parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS")
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 for any status below 400. Raises UsageError for a url that cannot be asked."""
+    """Return 0 for any HTTP status below 400, else 1. Raises UsageError for an invalid URL."""
     if not options.url.startswith(("http://", "https://")):
-        raise UsageError(f"{options.url!r} is not an http:// or https:// url")
+        raise UsageError(f"{options.url!r} is not an http:// or https:// URL")
     try:
         with urllib.request.urlopen(options.url, timeout=options.timeout) as answer:  # noqa: S310 - checked
             answer.read(65_536)
     except urllib.error.HTTPError as error:
-        return _unhealthy(options.url, f"it answered {error.code}")
+        return _unhealthy(options.url, f"answered {error.code}")
     except (OSError, http.client.HTTPException) as error:
         cause = getattr(error, "reason", error)  # of an URLError
         return _unhealthy(options.url, getattr(cause, "strerror", None) or str(cause) or type(cause).__name__)

@@ -1,4 +1,4 @@
-"""`homing pin NAME FILE`: keep a shared prefix resident on engines that have pins."""
+"""`homing pin NAME FILE`: keep a shared prefix resident on engines that support pins."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from gateway.commands.terminal import console
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("name", help="how the pin is called")
+    parser.add_argument("name", help="name of the pin")
     parser.add_argument(
         "file",
         help="the prefix: a .json file with messages (a list, or an object with messages and tools), "
-        "or text, taken as the system prompt; - reads text from standard input",
+        "or a text file with the system prompt; - reads text from standard input",
     )
     parser.add_argument(
-        "--backend", action="append", metavar="NAME", help="only there, may be repeated (default: all)"
+        "--backend",
+        action="append",
+        metavar="NAME",
+        help="pin only on this backend (repeatable; default: all)",
     )
-    parser.add_argument("--tenant", help="whose prefix it is, where caches are kept apart by tenant")
+    parser.add_argument("--tenant", help="tenant of the prefix, needed where caches are separated by tenant")
     parser.add_argument("--priority", type=int, default=0, help="lower is more important (default 0)")
-    parser.add_argument("--ttl-s", type=float, metavar="SECONDS", help="let go after this time")
+    parser.add_argument("--ttl-s", type=float, metavar="SECONDS", help="remove the pin after this time")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prefix(name: str) -> dict[str, Any]:
-    """Raises UsageError for what cannot be read."""
+    """Read the prefix from a file or standard input. Raises UsageError."""
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -62,4 +65,4 @@ def _prefix(name: str) -> dict[str, Any]:
         return {"messages": found}
     if isinstance(found, dict) and "messages" in found:
         return {key: found[key] for key in ("messages", "tools") if key in found}
-    raise UsageError(f"{name} holds no messages: give a list of them, or an object with messages")
+    raise UsageError(f"{name} has no messages: it must be a list of messages, or an object with `messages`")

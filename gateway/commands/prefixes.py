@@ -1,4 +1,4 @@
-"""`homing prefixes`: the hottest prompt groups, who holds them, and what is pinned."""
+"""`homing prefixes`: the most requested prompt groups, the backends that hold them, and the pins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.commands.terminal import add_row, ago, console, count, share, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("--limit", type=int, default=20, help="how many groups (default 20)")
+    parser.add_argument("--limit", type=int, default=20, help="number of groups (default 20)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,37 +29,37 @@ def run(options: argparse.Namespace) -> int:
 
 def _groups(groups: list[dict[str, Any]]) -> Table:
     found = table(
-        "prompt group", "model", ">lately", ">requests", ">hit rate", ">tokens", "last seen", "held by"
+        "prompt group", "model", ">recent", ">requests", ">hit rate", ">tokens", "last seen", "held by"
     )
-    for one in groups:
+    for group in groups:
         add_row(
             found,
             [
-                one["key"][:12],
-                one["model"],
-                f"{one['recent_requests']:.0f}",
-                count(one["requests"]),
-                share(one["hit_rate"]),
-                count(one["prefix_tokens"]),
-                ago(one["last_seen_wall_s"]),
-                ", ".join(holder["backend"] for holder in one["holders"]),
+                group["key"][:12],
+                group["model"],
+                f"{group['recent_requests']:.0f}",
+                count(group["requests"]),
+                share(group["hit_rate"]),
+                count(group["prefix_tokens"]),
+                ago(group["last_seen_wall_s"]),
+                ", ".join(holder["backend"] for holder in group["holders"]),
             ],
         )
     return found
 
 
 def pin_table(backends: list[dict[str, Any]]) -> Table:
-    """Every pin of every backend, and the backends that have none to tell."""
+    """Return a table of every pin of every backend, with one row for a backend without pins."""
     found = table("backend", "pin", "state", ">pinned tokens", ">of", ">priority", title="pins")
-    for one in backends:
-        for pin in one["pins"]:
-            cells = [one["backend"], pin["name"] or pin["id"], pin["state"]]
+    for backend in backends:
+        for pin in backend["pins"]:
+            cells = [backend["backend"], pin["name"] or pin["id"], pin["state"]]
             tokens = [count(pin["pinned_tokens"]), count(pin["num_tokens"])]
             add_row(found, [*cells, *tokens, pin["priority"]])
-        for pin in one["missing"]:
-            state = "given up" if pin["is_given_up"] else "to come"
+        for pin in backend["missing"]:
+            state = "gave up" if pin["is_given_up"] else "pending"
             told = f"{state}: {pin['problem']}" if pin["problem"] else state
-            add_row(found, [one["backend"], pin["name"], told, None, None, None])
-        if not one["pins"] and not one["missing"]:
-            add_row(found, [one["backend"], None, one["problem"] or "no pins", None, None, None])
+            add_row(found, [backend["backend"], pin["name"], told, None, None, None])
+        if not backend["pins"] and not backend["missing"]:
+            add_row(found, [backend["backend"], None, backend["problem"] or "no pins", None, None, None])
     return found

@@ -1,4 +1,4 @@
-"""`homing replay`: play a recording of decisions again and say whether they come out the same."""
+"""`homing replay`: replay recorded decisions and report differences."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ MAX_SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recording", type=Path, help="written by homing gateway --record")
+    parser.add_argument("recording", type=Path, help="file written by homing gateway --record")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 0 when every decision is the same, 1 when one differs."""
+    """Exit status 0 if all decisions are the same, 1 if one differs."""
     try:
         lines = options.recording.read_bytes().splitlines()
         mismatches = list(replay(lines))
     except OSError as error:
         raise UsageError(f"cannot read {options.recording}: {error.strerror}") from error
     except (msgspec.DecodeError, ValueError) as error:
-        raise UsageError(f"{options.recording} is not a whole recording: {error}") from error
+        raise UsageError(f"{options.recording} is not a complete recording: {error}") from error
     num_decisions = sum(b'"event":"decide"' in line for line in lines)
     sys.stdout.write(f"{num_decisions} decisions, {len(mismatches)} different\n")
     for mismatch in mismatches[:MAX_SHOWN]:

@@ -1,4 +1,4 @@
-"""`homing sessions`: list them, of all backends or of one; find by id or key; move, end."""
+"""`homing sessions`: list sessions of all backends or of one; find by id or key; move, end."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gateway.commands.terminal import add_row, console, count, plain, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("--id", metavar="ID", help="find by the client's own id")
-    parser.add_argument("--model", help="with --id: the model it talks to (default: try all)")
-    parser.add_argument("--tenant", default="default", help="with --id: whose it is")
+    parser.add_argument("--id", metavar="ID", help="find by the client's session id")
+    parser.add_argument("--model", help="with --id: model that the session uses (default: try all)")
+    parser.add_argument("--tenant", default="default", help="with --id: tenant of the session")
     parser.add_argument("--key", help="find by key or its beginning, as in the access log")
-    parser.add_argument("--backend", help="only this backend's")
-    parser.add_argument("--limit", type=int, default=50, help="how many to list (default 50)")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (none: list)")
-    move = actions.add_parser("move", help="give a session another home")
-    end = actions.add_parser("end", help="forget a session's home")
-    for one in (move, end):
-        one.add_argument("session", metavar="KEY")
-        add_admin_arguments(one, is_inner=True)
+    parser.add_argument("--backend", help="list only sessions of this backend")
+    parser.add_argument("--limit", type=int, default=50, help="number of sessions to list (default 50)")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (default: list)")
+    move = actions.add_parser("move", help="move a session to another backend")
+    end = actions.add_parser("end", help="end a session: forget its home")
+    for action in (move, end):
+        action.add_argument("session", metavar="KEY")
+        add_admin_arguments(action, is_inner=True)
     move.add_argument("to", metavar="BACKEND")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 1 when what was searched is not there."""
+    """Exit status 1 if a session was searched for and not found."""
     client = AdminClient(options.admin_url)
     if options.action is not None:
         return _act(client, options)
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     elif rows:
         console().print(_table(rows))
         if not is_all:
-            console().print("… and more: raise --limit, or name a --backend")
+            console().print("… and more: raise --limit or set --backend")
     else:
         console().print("no such session" if options.id or options.key else "no sessions")
     return 0 if rows or not (options.id or options.key) else 1
@@ -52,7 +52,7 @@ def _act(client: AdminClient, options: argparse.Namespace) -> int:
         words = f"session {options.session} now lives on {options.to}"
     else:
         answer = client.delete(path)
-        words = f"session {options.session} is forgotten"
+        words = f"session {options.session} ended"
     if options.json:
         print_json(answer)
     else:
@@ -61,7 +61,7 @@ def _act(client: AdminClient, options: argparse.Namespace) -> int:
 
 
 def _collect(client: AdminClient, options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
-    """Page by page, up to the limit; and whether that was all."""
+    """Fetch pages up to the limit. Return the sessions, and whether these are all."""
     rows: list[dict[str, Any]] = []
     cursor: str | None = None
     while True:
@@ -83,7 +83,13 @@ def _collect(client: AdminClient, options: argparse.Namespace) -> tuple[list[dic
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     found = table("session", "backend", ">turns", ">context tokens", ">epoch")
-    for one in rows:
-        cells = [one["key"], one["backend"], one["turns"], count(one["context_tokens"]), one["epoch"]]
+    for session in rows:
+        cells = [
+            session["key"],
+            session["backend"],
+            session["turns"],
+            count(session["context_tokens"]),
+            session["epoch"],
+        ]
         add_row(found, cells)
     return found

@@ -1,4 +1,4 @@
-"""`homing status`: the fleet as a table. Exit status 1 when no backend can serve."""
+"""`homing status`: the fleet as a table. Exit status 1 if no backend can serve."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def run(options: argparse.Namespace) -> int:
         print_json(status)
     else:
         console().print(fleet_table(status["backends"]), _footer(status))
-    return 0 if any(one["state"] in _SERVING for one in status["backends"]) else 1
+    return 0 if any(backend["state"] in _SERVING for backend in status["backends"]) else 1
 
 
 def fleet_table(backends: list[dict[str, Any]]) -> Table:
-    """One line per backend; columns of blocks only where an engine reports any."""
-    has_blocks = any(one["kv_blocks"] for one in backends)
+    """Return one row per backend, with block columns if any engine reports blocks."""
+    has_blocks = any(backend["kv_blocks"] for backend in backends)
     blocks = ("used", "cached", "pinned", "free") if has_blocks else ()
     found = table(
         "backend",
@@ -39,17 +39,17 @@ def fleet_table(backends: list[dict[str, Any]]) -> Table:
         ">hit rate",
         *(f">blocks {name}" if name == "used" else f">{name}" for name in blocks),
     )
-    for one in backends:
-        kv_blocks = one["kv_blocks"] or {}
+    for backend in backends:
+        kv_blocks = backend["kv_blocks"] or {}
         add_row(
             found,
             [
-                one["id"],
-                state(one["state"]),
-                f"{one['weight']:g}",
-                one["in_flight"],
-                one["sessions"],
-                share(one["hit_rate"]),
+                backend["id"],
+                state(backend["state"]),
+                f"{backend['weight']:g}",
+                backend["in_flight"],
+                backend["sessions"],
+                share(backend["hit_rate"]),
                 *(kv_blocks.get(name) for name in blocks),
             ],
         )

@@ -1,7 +1,7 @@
-"""What commands print: tables and numbers for people. Colours only on a terminal, and never with NO_COLOR.
+"""Output of commands: tables and numbers. Colours only on a terminal, and never with NO_COLOR.
 
-Names come from configurations, engines and clients, so nothing of them is read as markup, and control
-characters, which could rewrite the screen, are shown as dots.
+Names come from configurations, engines and clients. They are never read as markup, and control characters,
+which could rewrite the screen, are shown as dots.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ABSENT = "–"
 
 
 def console() -> Console:
-    """Standard output, as wide as the terminal; 120 columns when it is a file or a pipe."""
+    """Standard output, as wide as the terminal; 120 columns if it is a file or a pipe."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=120)
 
 
 def plain(value: object) -> Text:
-    """Any value as text that can do no harm."""
+    """Any value as plain text, without markup or control characters."""
     text = ABSENT if value is None else str(value)
     return Text("".join(char if char.isprintable() else "·" for char in text))
 
@@ -73,7 +73,7 @@ def ago(wall_s: float | None) -> str:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """Columns whose name begins with `>` are numbers, on the right."""
+    """Return an empty table. Columns whose name starts with `>` are right-aligned."""
     found = Table(
         box=None, header_style="bold", pad_edge=False, title=title, title_justify="left", title_style="bold"
     )

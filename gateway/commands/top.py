@@ -1,4 +1,4 @@
-"""`homing top`: the fleet, live in the terminal; Ctrl-C ends it."""
+"""`homing top`: the fleet, live in the terminal. Ctrl-C ends it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NUM_ROWS = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks")
-    parser.add_argument("--looks", type=int, metavar="N", help="end after this many (default: never)")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="refresh interval")
+    parser.add_argument("--looks", type=int, metavar="N", help="stop after N refreshes (default: never)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """With --json: one summary per look, one after the other."""
+    """With --json: print one summary and end."""
     client = AdminClient(options.admin_url)
     before = client.get("/summary")
     if options.json:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def render(summary: dict[str, Any], before: dict[str, Any] | None) -> RenderableType:
-    """One screen; rates are those since `before`."""
+    """Render one screen; rates are measured since `before`."""
     return Group(
         _headline(summary, before),
         Text(),
@@ -83,26 +83,26 @@ def _headline(summary: dict[str, Any], before: dict[str, Any] | None) -> Text:
 
 def _curve(points: list[dict[str, Any]]) -> Table:
     found = table(">turn", ">turns", ">hit rate", ">first token, hit", ">first token, cold", title="by turn")
-    for one in points[:NUM_ROWS]:
-        times = [seconds(one["ttft_hit_s"]), seconds(one["ttft_cold_s"])]
-        add_row(found, [one["turn"], count(one["num_turns"]), share(one["hit_rate"]), *times])
+    for point in points[:NUM_ROWS]:
+        times = [seconds(point["ttft_hit_s"]), seconds(point["ttft_cold_s"])]
+        add_row(found, [point["turn"], count(point["num_turns"]), share(point["hit_rate"]), *times])
     return found
 
 
 def _groups(groups: list[dict[str, Any]]) -> Table:
-    found = table("prompt group", ">lately", ">hit rate", ">tokens", "held by", title="hottest prompt groups")
-    for one in groups[:NUM_ROWS]:
-        holders = ", ".join(holder["backend"] for holder in one["holders"])
-        cells = [one["key"][:12], f"{one['recent_requests']:.0f}", share(one["hit_rate"])]
-        add_row(found, [*cells, count(one["prefix_tokens"]), holders])
+    found = table("prompt group", ">recent", ">hit rate", ">tokens", "held by", title="hottest prompt groups")
+    for group in groups[:NUM_ROWS]:
+        holders = ", ".join(holder["backend"] for holder in group["holders"])
+        cells = [group["key"][:12], f"{group['recent_requests']:.0f}", share(group["hit_rate"])]
+        add_row(found, [*cells, count(group["prefix_tokens"]), holders])
     return found
 
 
 def _moves(moves: list[dict[str, Any]]) -> Table:
     found = table("when", "session", "from", "to", "why", title="last moves")
-    for one in reversed(moves[-NUM_ROWS:]):
+    for move in reversed(moves[-NUM_ROWS:]):
         add_row(
             found,
-            [ago(one["at_wall_s"]), one["session"][:12], one["before"], one["after"], one["reason"]],
+            [ago(move["at_wall_s"]), move["session"][:12], move["before"], move["after"], move["reason"]],
         )
     return found

@@ -1,4 +1,4 @@
-"""`homing undrain BACKEND`: take back a drain or a cordon."""
+"""`homing undrain BACKEND`: cancel a drain or a cordon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.commands.terminal import console, plain
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("backend", help="its name")
+    parser.add_argument("backend", help="name of the backend")
 
 
 def run(options: argparse.Namespace) -> int:

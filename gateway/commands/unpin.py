@@ -1,4 +1,4 @@
-"""`homing unpin NAME`: let a pinned prefix go, on every backend that has it."""
+"""`homing unpin NAME`: remove a pin from every backend that has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.commands.terminal import console
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("name", help="the pin's name or id")
+    parser.add_argument("name", help="name or id of the pin")
 
 
 def run(options: argparse.Namespace) -> int:

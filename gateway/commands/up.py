@@ -1,9 +1,9 @@
-"""`homing up`: a whole small fleet on this machine. Starts, supervises and stops a gateway and its workers.
+"""`homing up`: a small fleet on this machine. Starts, supervises and stops a gateway and its workers.
 
-Each child runs in a session of its own, so Ctrl-C reaches only the supervisor, which then stops the
-children in order: gateway first (it finishes running answers), workers after. A child that dies is
-started again on its own port, with a growing pause. Children ask the kernel to end them with their parent,
-so even `kill -9` of the supervisor leaves no process behind.
+Each child runs in its own session, so Ctrl-C reaches only the supervisor, which then stops the children in
+order: the gateway first (it finishes running answers), then the workers. A child that dies is restarted on
+the same port, after a growing pause. Children ask the kernel to end them with their parent, so even `kill -9`
+of the supervisor leaves no process behind.
 """
 
 from __future__ import annotations
@@ -43,14 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="PATH", help="a Llama-family checkpoint: Hugging Face directory or .gguf file"
     )
-    parser.add_argument("--config", type=Path, help="gateway configuration to start from (YAML)")
-    parser.add_argument("--policy", help="routing policy, for comparisons (default: homing)")
-    parser.add_argument("--run-dir", type=Path, default=Path(".homing"), help="logs and generated config")
+    parser.add_argument("--config", type=Path, help="base configuration of the gateway (YAML)")
+    parser.add_argument("--policy", help="routing policy (default: homing)")
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        default=Path(".homing"),
+        help="directory for logs and the generated configuration",
+    )
     parser.add_argument(
         "--worker-args",
         default="",
         metavar="ARGS",
-        help="more options for each worker, as one string; {name} in it becomes the worker's name",
+        help="additional options for each worker, as one string; {name} is replaced by the worker's name",
     )
 
 
@@ -80,13 +85,13 @@ class Child:
             )
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Return once its ready path answers. Raises UsageError with the child's last words if it ends."""
+        """Return when the ready path answers. Raises UsageError with the last log line if the child ends."""
         assert self.process is not None
         deadline_s = time.monotonic() + timeout_s
         async with httpx.AsyncClient(timeout=2.0) as client:
             while time.monotonic() < deadline_s:
                 if self.process.returncode is not None:
-                    raise UsageError(f"{self.name} ended at start: {self.last_words()}")
+                    raise UsageError(f"{self.name} failed to start: {self.last_words()}")
                 try:
                     if (await client.get(self.ready_url)).status_code == 200:
                         return
@@ -112,7 +117,7 @@ class Child:
                 continue
 
     def last_words(self) -> str:
-        """The last line of the child's log: a program's own explanation of its end."""
+        """Return the last line of the child's log."""
         try:
             lines = self.log_path.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -121,7 +126,7 @@ class Child:
 
 
 class Supervisor:
-    """Keeps the children running until asked to stop."""
+    """Keeps the children running until a signal stops it."""
 
     def __init__(self, options: argparse.Namespace, console: Console) -> None:
         self._options, self._console = options, console
@@ -181,7 +186,7 @@ class Supervisor:
             await gateway.wait_ready(60.0)
 
     async def _prepare_model(self) -> None:
-        """Fetch and convert the default model once, with its progress on our own terminal."""
+        """Fetch and convert the default model once, with progress on this terminal."""
         if self._options.model is not None:
             return
         process = await asyncio.create_subprocess_exec(
@@ -190,7 +195,7 @@ class Supervisor:
         )
         try:
             if await process.wait() != 0:
-                raise UsageError("the default model could not be prepared (see above)")
+                raise UsageError("could not prepare the default model; see above")
         except asyncio.CancelledError:
             process.terminate()
             await process.wait()
@@ -210,7 +215,7 @@ class Supervisor:
         )
 
     def _make_gateway(self, ports: list[int]) -> Child:
-        """Write its configuration. Raises UsageError for one that it could not start with."""
+        """Write the gateway's configuration file. Raises UsageError if the configuration is invalid."""
         options = self._options
         try:
             load_config(options.config)
@@ -233,7 +238,7 @@ class Supervisor:
         )
 
     def _fill_in(self, config: dict[str, Any], ports: list[int]) -> None:
-        """Put what this fleet decides in the place of what the file says."""
+        """Override the file's options with the addresses, ports and policy of this fleet."""
         options = self._options
         config["listen"] = {"host": options.host, "port": options.port}
         config["admin"] = {**config.get("admin", {}), "port": options.admin_port}
@@ -247,15 +252,15 @@ class Supervisor:
     # -- supervise
 
     async def _keep(self, child: Child) -> None:
-        """Start `child` again whenever it ends. Runs until cancelled."""
+        """Restart `child` whenever it ends, until cancelled."""
         while True:
             assert child.process is not None
             status = await child.process.wait()
             if time.monotonic() - child.started_s > STABLE_AFTER_S:
                 child.num_restarts = 0
             pause_s = RESTART_PAUSES_S[min(child.num_restarts, len(RESTART_PAUSES_S) - 1)]
-            how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-            self._console.print(f"[yellow]{child.name} {how}; starting it again in {pause_s:g} s[/yellow]")
+            how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+            self._console.print(f"[yellow]{child.name} {how}; restarting it in {pause_s:g} s[/yellow]")
             await asyncio.sleep(pause_s)
             child.num_restarts += 1
             await child.start()
@@ -273,7 +278,7 @@ class Supervisor:
         if self._gateway is not None:
             await self._gateway.stop()
         await asyncio.gather(*(child.stop() for child in self._workers))
-        self._console.print("Stopped; no process is left.")
+        self._console.print("Stopped.")
 
     def _say_what_runs(self) -> None:
         options = self._options
@@ -281,11 +286,11 @@ class Supervisor:
         workers = ", ".join(f"{child.name} ({child.ready_url[7:-6]})" for child in self._workers)
         self._console.print(
             f"""
-[bold]Homing is up.[/bold]
-  gateway  {base}   (OpenAI-compatible; admin API on 127.0.0.1:{options.admin_port})
-  workers  {workers}
-  page     http://127.0.0.1:{options.admin_port}/admin/   (dashboard)
-  logs     {self._run_dir}/
+[bold]Homing is running.[/bold]
+  gateway    {base}   (OpenAI-compatible; admin API on 127.0.0.1:{options.admin_port})
+  workers    {workers}
+  dashboard  http://127.0.0.1:{options.admin_port}/admin/
+  logs       {self._run_dir}/
 
 Try, in another terminal:
   curl -s {base}/v1/chat/completions -H 'content-type: application/json' -H 'x-session-id: alice' -i \\
@@ -300,19 +305,19 @@ Stop with Ctrl-C.""",
 
 
 def _check_port(host: str, port: int, option: str) -> None:
-    """Raises UsageError when somebody listens there already."""
+    """Raise UsageError if the port cannot be used."""
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
         raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or choose another {option}"
+            f"cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or change {option}"
         ) from error
 
 
 def _free_ports(first: int, count: int, taken: set[int]) -> list[int]:
-    """The first `count` free loopback ports from `first` on."""
+    """Return the first `count` free loopback ports, starting at `first`."""
     ports: list[int] = []
     for port in range(first, min(first + 1000, 65536)):
         if len(ports) == count:
@@ -327,16 +332,16 @@ def _free_ports(first: int, count: int, taken: set[int]) -> list[int]:
             continue
         ports.append(port)
     if len(ports) < count:
-        raise UsageError(f"no {count} free ports from {first} on; choose another --worker-port")
+        raise UsageError(f"fewer than {count} ports are free from {first} on; change --worker-port")
     return ports
 
 
 def run(options: argparse.Namespace) -> int:
-    """Entry point. Raises UsageError for what the user can mend."""
+    """Run the fleet until it is stopped. Raises UsageError for mistakes that the user can fix."""
     if options.backends < 1:
         raise UsageError("--backends must be at least 1")
     if options.model is not None and not Path(options.model).exists():
-        raise UsageError(f"there is no model at {options.model}; give --model an existing path")
+        raise UsageError(f"no model at {options.model}: set --model to an existing path")
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("tokenizers") is None:
-        raise UsageError("the worker needs torch: install the extra with  pip install 'homing[engine]'")
+        raise UsageError("the worker needs torch: pip install 'homing[engine]'")
     return asyncio.run(Supervisor(options, Console(highlight=False)).run())

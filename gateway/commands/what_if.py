@@ -1,4 +1,4 @@
-"""`homing what-if`: how many sessions and tokens a change of the fleet would move, without making it."""
+"""`homing what-if`: show how many sessions and tokens a change of the fleet would move, without making it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from gateway.commands.terminal import add_row, console, count, plain, share, tab
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
     parser.add_argument(
-        "--add", action="append", default=[], metavar="NAME[=WEIGHT]", help="a backend more, may be repeated"
+        "--add", action="append", default=[], metavar="NAME[=WEIGHT]", help="add a backend (repeatable)"
     )
-    parser.add_argument("--remove", action="append", default=[], metavar="NAME", help="a backend less")
     parser.add_argument(
-        "--weight", action="append", default=[], metavar="NAME=WEIGHT", help="another share for a backend"
+        "--remove", action="append", default=[], metavar="NAME", help="remove a backend (repeatable)"
+    )
+    parser.add_argument(
+        "--weight", action="append", default=[], metavar="NAME=WEIGHT", help="change a weight (repeatable)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
     if not (options.add or options.remove or options.weight):
-        raise UsageError("say what would change: --add, --remove or --weight")
+        raise UsageError("give at least one of --add, --remove and --weight")
     question = {
-        "add": [dict(zip(("id", "weight"), _pair(one, 1.0), strict=True)) for one in options.add],
+        "add": [dict(zip(("id", "weight"), _pair(text, 1.0), strict=True)) for text in options.add],
         "remove": options.remove,
-        "reweight": dict(_pair(one, None) for one in options.weight),
+        "reweight": dict(_pair(text, None) for text in options.weight),
     }
     answer = AdminClient(options.admin_url).post("/what-if", question)
     if options.json:
@@ -46,33 +48,33 @@ def _pair(text: str, default: float | None) -> tuple[str, float]:
     try:
         return name, float(weight)
     except ValueError:
-        raise UsageError(f"{text!r} is not NAME=WEIGHT, with a number for the weight") from None
+        raise UsageError(f"{text!r} is not NAME=WEIGHT with a numeric weight") from None
 
 
 def _table(backends: list[dict[str, Any]]) -> Table:
     found = table("backend", ">weight", ">→", ">new sessions", ">→", ">bound sessions", ">→", ">tokens", ">→")
-    for one in backends:
+    for backend in backends:
         add_row(
             found,
             [
-                one["id"],
-                one["weight_before"],
-                one["weight_after"],
-                share(one["ring_share_before"]),
-                share(one["ring_share_after"]),
-                count(one["sessions_before"]),
-                count(one["sessions_after"]),
-                count(one["tokens_before"]),
-                count(one["tokens_after"]),
+                backend["id"],
+                backend["weight_before"],
+                backend["weight_after"],
+                share(backend["ring_share_before"]),
+                share(backend["ring_share_after"]),
+                count(backend["sessions_before"]),
+                count(backend["sessions_after"]),
+                count(backend["tokens_before"]),
+                count(backend["tokens_after"]),
             ],
         )
     return found
 
 
 def _words(answer: dict[str, Any]) -> str:
-    sampled = " (counted on a sample)" if answer["is_sampled"] else ""
+    sampled = " (estimated from a sample)" if answer["is_sampled"] else ""
     return (
-        f"{share(answer['new_sessions_moved_share'])} of new sessions would begin elsewhere; "
+        f"{share(answer['new_sessions_moved_share'])} of new sessions would start on another backend; "
         f"{answer['sessions_moved']} of {answer['sessions']} bound sessions would move and recompute "
         f"{count(answer['tokens_moved'])} of {count(answer['tokens'])} tokens{sampled}"
     )

@@ -41,20 +41,20 @@ DEFAULT_KEY_SECRET = "homing-default-key-secret"  # noqa: S105 - public on purpo
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the text says where and what to do."""
+    """The configuration is invalid; the text says where the mistake is and how to fix it."""
 
 
 class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where clients reach the gateway."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; `0.0.0.0` or `::` for all."""
+    """Address to listen on; `0.0.0.0` or `::` for all interfaces."""
     port: int = 8000
-    """TCP port; 0 takes a free one."""
+    """TCP port; 0 chooses a free port."""
     unix_path: str | None = None
     """Listen on this Unix socket instead of host and port."""
     tls: ListenerTls | None = None
-    """Speak TLS to clients; plain HTTP when absent."""
+    """Serve TLS to clients. Default: plain HTTP."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -113,7 +113,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything a gateway process needs to know."""
+    """The configuration of a gateway process."""
 
     listen: Listen = Listen()
     admin: AdminSettings = AdminSettings()
@@ -131,17 +131,18 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     limits: LimitSettings = LimitSettings()
     authentication: AuthenticationSettings = AuthenticationSettings()
     tenants: tuple[TenantSettings, ...] = ()
-    """Who may use this gateway; with none, and no other way to prove who one is, everybody may."""
+    """Who may use this gateway. Everybody, if there are no tenants and no other authentication is
+    configured."""
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
     passthrough_paths: tuple[str, ...] = ()
-    """Further paths that go to a backend as they are: `/v1/files`, or `/v1/files/*` for all below it. They
-    are routed by session headers alone, and clients reach whatever an engine offers there."""
+    """Additional paths that are forwarded to a backend: `/v1/files`, or `/v1/files/*` for all paths below it.
+    They are routed by session headers only, and clients can use whatever the engine serves there."""
     reload: ReloadSettings = ReloadSettings()
     workers: int = 1
-    """Gateway processes that share the port; more than one needs `sessions.store: redis`."""
+    """Number of gateway processes that share the port. More than one needs `sessions.store: redis`."""
     drain_timeout_s: float = 30.0
-    """How long running requests may go on after SIGTERM."""
+    """How long running requests may continue after SIGTERM."""
 
     def __post_init__(self) -> None:
         for path in self.passthrough_paths:
@@ -173,7 +174,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def passes_client_credentials(self) -> bool:
-        """Whether credentials of clients go on to backends; where we ask for none, they are for them."""
+        """Whether clients' credentials are forwarded to backends. Always, if the gateway requires none."""
         return self.authentication.passes_client_key or not must_authenticate(
             self.tenants, self.authentication
         )
@@ -196,7 +197,9 @@ def load_config(path: Path | None) -> Config:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}. Give --config the right file.") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}. Set --config to an existing file."
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     try:
@@ -227,7 +230,7 @@ def key_secret(environ: Mapping[str, str] = os.environ) -> bytes:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys, which YAML forbids and PyYAML silently takes."""
+    """SafeLoader that refuses duplicate keys, which YAML forbids and PyYAML silently accepts."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -240,5 +243,5 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _one_line(error: Exception) -> str:
-    """PyYAML's text without the name that it gives to what is no file to it."""
+    """Return PyYAML's message on one line, without its placeholder for a file name."""
     return " ".join(str(error).replace(' in "<unicode string>",', " at").split())

@@ -22,13 +22,13 @@ Mark = tuple[int, int, int]
 
 
 class ReloadSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a changed configuration is taken over without a restart."""
+    """When a changed configuration is applied without a restart."""
 
     watch: bool = False
-    """Whether a changed configuration file is taken over by itself. SIGHUP does it in any case, and changed
-    certificates are always noticed."""
+    """Whether to reload the configuration file automatically when it changes. SIGHUP always reloads it, and
+    changed certificates are always picked up."""
     interval_s: float = 2.0
-    """Time between two looks at the files; a change is taken over after the second look that finds it."""
+    """Interval between checks of the files. A change is applied when a second check finds the same state."""
 
     def __post_init__(self) -> None:
         if not self.interval_s > 0:

@@ -43,13 +43,13 @@ class CorsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Which web pages may call the gateway."""
 
     allow_origins: tuple[str, ...]
-    """Origins of the pages, `https://chat.example.org`; `"*"` alone allows every page."""
+    """Origins of the pages, such as `https://chat.example.org`; `"*"` alone allows every page."""
     allow_headers: tuple[str, ...] = ("*",)
-    """Request headers that pages may send; `"*"` alone allows whatever they ask for."""
+    """Request headers that pages may send; `"*"` alone allows all headers that they request."""
     allow_credentials: bool = False
-    """Whether pages may send cookies; needs origins listed by name. `Authorization` does not need it."""
+    """Whether pages may send cookies. Needs origins listed by name. Not needed for `Authorization`."""
     max_age_s: int = 600
-    """How long a browser may remember the answer to a preflight."""
+    """How long a browser may cache the answer to a preflight."""
 
     def __post_init__(self) -> None:
         for origin in self.allow_origins:

@@ -15,44 +15,46 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Options of the connections from clients."""
 
     max_body_bytes: int = 67_108_864
-    """Longest request body, as received (64 MiB); longer ones get 413."""
+    """Maximum size of a request body as received (64 MiB). Longer ones get 413."""
     max_inline_body_bytes: int = 2_097_152
-    """Longest body (2 MiB) that is parsed between the events of other clients' streams, some 10 ms long; a
-    longer one, or a compressed one that may grow as long, is parsed in a helper process."""
+    """Maximum size of a body (2 MiB, about 10 ms) that is parsed in the event loop, which delays the streams
+    of other clients. A longer body, or a compressed one that may grow longer, is parsed in a helper
+    process."""
     max_request_line_bytes: int = 32_768
-    """Longest request line; a longer one gets 431."""
+    """Maximum length of the request line. Longer ones get 431."""
     max_header_field_bytes: int = 32_768
-    """Longest single header field, name and value; a longer one gets 431."""
+    """Maximum length of one header field, name and value. Longer ones get 431."""
     max_headers: int = 256
-    """Most header fields of one request; more get 431."""
+    """Maximum number of header fields of a request. More get 431."""
     max_connections: int | None = None
-    """Most client connections at once; one more is told 503. Absent: half of what the process's limit of
-    open files leaves, because each request may need a second descriptor towards its backend."""
+    """Maximum number of client connections; further ones get 503. Default: half of the remaining limit of
+    open files, because each request may need a second descriptor for its backend."""
     keep_alive_timeout_s: float = 75.0
-    """How long a connection may idle between requests. It is also the longest time a request's head may
-    take to arrive. Longer than the idle timeout of common load balancers (60 s), so that they close first."""
+    """How long a connection may be idle between requests, and how long the head of a request may take to
+    arrive. The default is above the idle timeout of common load balancers (60 s), so that they close
+    first."""
     body_idle_timeout_s: float = 60.0
-    """Longest silence while a request body arrives; then 408."""
+    """How long a client may pause while it sends a request body. Then it gets 408."""
     body_min_bytes_per_s: int = 256
-    """Slowest average rate at which a body may arrive once `body_idle_timeout_s` has passed; below it 408."""
+    """Minimum average rate at which a body must arrive after `body_idle_timeout_s`. Slower ones get 408."""
     write_stall_timeout_s: float = 120.0
-    """How long a client may take nothing at all of a response that waits for it; then it is cut off."""
+    """How long a client may read nothing of a waiting response. Then it is disconnected."""
     write_buffer_bytes: int = 262_144
-    """Response bytes held for a slow client before its backend is held back."""
+    """Response bytes that are buffered for a slow client before reading from its backend pauses."""
     unacknowledged_timeout_s: float = 120.0
     """How long sent bytes may stay unacknowledged, or a client's receive window closed, before the kernel
-    counts it as lost (Linux; a client whose network vanished sends no FIN). An idle one is probed by TCP
-    keep-alive after the same time."""
+    drops the connection (Linux). This detects clients whose network is gone, which send no FIN. Idle clients
+    are probed by TCP keep-alive after the same time."""
     linger_s: float = 2.0
-    """How long the rest of a refused request is read and thrown away, so that the client can read why."""
+    """How long the rest of a refused request is read and discarded, so that the client can read the error."""
     sse_keepalive_s: float | None = None
-    """Longest silence of an event stream towards its client, from the backend's response head on: before it
-    is over a comment is sent. For balancers with a short idle timeout. Absent: no comments."""
+    """Send a comment whenever an event stream has been silent for almost this long, starting with the
+    backend's response head. For load balancers with a short idle timeout. Default: no comments."""
     cors: CorsSettings | None = None
-    """Which web pages may call the gateway from a browser, by HTTP or WebSocket; absent: as backends say."""
+    """Which web pages may call the gateway from a browser, by HTTP or WebSocket. Default: backends decide."""
     probe_half_closed: bool = True
-    """Whether a client that has shut down its sending side may still get its answer (see `connection`).
-    False takes that for a client that has gone."""
+    """Whether a client that has closed its sending side may still get its answer. If false, the gateway
+    treats it as disconnected."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -17,16 +17,17 @@ _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class ListenerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """TLS of one listener. Changed files are noticed and serve new connections; open ones stay."""
+    """TLS of one listener. Changed files are picked up for new connections; open connections continue."""
 
     cert_file: str
-    """PEM file of our certificate, followed by those of its issuers."""
+    """PEM file of the server certificate, followed by those of its issuers."""
     key_file: str | None = None
-    """PEM file of the private key, without a passphrase; absent when it is inside `cert_file`."""
+    """PEM file of the private key, without a passphrase. Not needed if `cert_file` contains the key."""
     client_ca_file: str | None = None
-    """PEM file of authorities. With it, clients must show a certificate that one of them signed (mTLS)."""
+    """PEM file of certificate authorities. If set, clients must present a certificate signed by one
+    (mTLS)."""
     min_version: Literal["1.2", "1.3"] = "1.2"
-    """Oldest version of TLS that is spoken."""
+    """Minimum TLS version."""
 
     @property
     def files(self) -> tuple[Path, ...]:

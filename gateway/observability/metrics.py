@@ -41,10 +41,10 @@ class GatewayMetrics:
         self.requests = Counter("homing_requests", "Client requests by API and status", "api", "status")
         self.errors = Counter("homing_errors", "Requests that ended in an error", "source", "code")
         self.affinity = Counter(
-            "homing_affinity", "What became of a request's affinity", "affinity", "key_source"
+            "homing_affinity", "Requests by placement and source of the key", "affinity", "key_source"
         )
-        self.moves = Counter("homing_session_moves", "Sessions that changed their home", "reason")
-        self.retries = Counter("homing_retries", "Attempts moved to another backend", "code")
+        self.moves = Counter("homing_session_moves", "Sessions that moved to another home", "reason")
+        self.retries = Counter("homing_retries", "Failed attempts retried on another backend", "code")
         self.upstream_errors = Counter(
             "homing_upstream_errors", "Failed attempts by backend", "backend", "code"
         )
@@ -65,12 +65,12 @@ class GatewayMetrics:
         )
         self.recomputed_tokens = Counter(
             "homing_recomputed_tokens",
-            "Prompt tokens known to have been cached somewhere that were computed again",
+            "Prompt tokens computed again although a backend had cached them",
             "backend",
             "cause",
         )
         self.completion_tokens = Counter(
-            "homing_completion_tokens", "Tokens generated, as engines report", "backend"
+            "homing_completion_tokens", "Generated tokens reported by engines", "backend"
         )
         self.turn_prompt_tokens = Counter(
             "homing_turn_prompt_tokens", "Prompt tokens that engines reported, by turn of the session", "turn"
@@ -85,7 +85,7 @@ class GatewayMetrics:
     def _add_histograms(self) -> None:
         self.time_to_first_token = Histogram(
             "homing_time_to_first_token_seconds",
-            "From request received to first token, by turn of the session",
+            "Time from receiving a request to its first token, by turn of the session",
             "turn",
             bounds=TTFT_BUCKETS_S,
         )
@@ -96,15 +96,15 @@ class GatewayMetrics:
         )
         self.queue_wait = Histogram(
             "homing_queue_wait_seconds",
-            "How long a request waited for a place, whether it got one or not",
+            "How long requests waited in the queue, refused ones included",
             bounds=QUEUE_BUCKETS_S,
         )
         self.duration = Histogram(
-            "homing_request_duration_seconds", "Whole request", "api", bounds=DURATION_BUCKETS_S
+            "homing_request_duration_seconds", "Duration of requests", "api", bounds=DURATION_BUCKETS_S
         )
         self.overhead = Histogram(
             "homing_gateway_overhead_seconds",
-            "From request received to first byte sent upstream, waits for a place left out",
+            "Time from receiving a request to the first byte sent upstream, without waiting in the queue",
             bounds=OVERHEAD_BUCKETS_S,
         )
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.admin.access import Tokens
 from gateway.admin.api import AdminApi
 from gateway.admin.parts import AdminParts
 from gateway.admin.process_operations import describe_replica
@@ -63,6 +62,7 @@ from gateway.request.in_flight import RequestsInFlight
 from gateway.request.intake import Intake
 from gateway.request.journal import Journal
 from gateway.request.ledger import Ledger
+from gateway.request.operator_tokens import Tokens
 from gateway.request.parts import ProxyParts
 from gateway.request.proxy import Proxy
 from gateway.request.recorder import Recorder

@@ -17,7 +17,6 @@ from typing import Final
 
 import msgspec
 
-from gateway.admin.access import Tokens
 from gateway.config.config import Config
 from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.request import ClientRequest
@@ -25,6 +24,7 @@ from gateway.downstream.tunnel import wants_websocket
 from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics, status_label
+from gateway.request.operator_tokens import Tokens
 from gateway.request.proxy import Proxy
 from gateway.request.refuse import refuse
 from gateway.request.request_debug import LEVEL_HEADER, is_asked_for

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.admin.access import Tokens
+from gateway.request.operator_tokens import Tokens
 from gateway.request.turn import Turn
 from gateway.values import Binding, Decision
 

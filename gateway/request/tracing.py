@@ -22,16 +22,16 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 class TracingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """OpenTelemetry traces, sent by OTLP over HTTP. What is null here, the usual OTEL_* variables decide."""
+    """OpenTelemetry traces, sent by OTLP over HTTP. Options that are null are taken from OTEL_* variables."""
 
     is_enabled: bool = False
-    """Needs the extra: `pip install homing[otel]`."""
+    """Send traces. Needs `pip install homing[otel]`."""
     endpoint: str | None = None
-    """Full URL that takes traces, such as `http://collector:4318/v1/traces`."""
+    """Full URL of the collector, such as `http://collector:4318/v1/traces`."""
     sample_ratio: float | None = None
-    """Share of traces kept where the client did not decide; a client's own decision is followed."""
+    """Share of traces to keep if the client made no sampling decision. A client's decision is followed."""
     service_name: str | None = None
-    """`service.name` of the spans; `homing` when neither this nor OTEL_SERVICE_NAME says otherwise."""
+    """`service.name` of the spans. Default: OTEL_SERVICE_NAME, or else `homing`."""
 
     def __post_init__(self) -> None:
         if self.sample_ratio is not None and not 0 <= self.sample_ratio <= 1:

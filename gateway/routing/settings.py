@@ -41,76 +41,76 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """How requests are placed on backends."""
 
     policy: str = "homing"
-    """Placement policy; all but `homing` exist to compare with what other gateways do."""
+    """Placement policy. All but `homing` are for comparison with other gateways."""
 
     virtual_nodes: int = 160
-    """Ring points of a backend of weight 1: 160 keep the fullest within 1.2 × the mean."""
+    """Ring points of a backend of weight 1. With 160, the fullest backend stays within 1.2 × the mean."""
 
     ring_candidates: int = 3
-    """Ring successors of a session that compete for it."""
+    """Number of ring successors of a session that are candidates for it."""
 
     stay_margin_s: float = 0.25
-    """A bound session never moves to save less than this."""
+    """A bound session moves only if it saves at least this much time."""
 
     stay_gain: float = 0.3
-    """A bound session moves only where the price is lower by this share of the price at home."""
+    """A bound session moves only if the price is lower than at home by this share."""
 
     placement_bound: float = 1.2
     """New sessions go only to backends whose recent work is at most this × the mean."""
 
     placement_floor: float = 0.05
-    """Utilisation by recent work below which a backend is never too busy for a new session."""
+    """A backend whose utilisation by recent work is below this always accepts new sessions."""
 
     load_bound: float = 1.25
-    """Most in-flight requests, × the mean, that a bucket key or a prompt group may put on a backend."""
+    """Maximum in-flight requests, × the mean, that a bucket key or a prompt group may put on a backend."""
 
     load_bound_floor_requests: int = 4
-    """In-flight requests that the load bound always allows: small counts are noise, not load."""
+    """Number of in-flight requests that the load bound always allows, because small counts are noise."""
 
     tie_gain: float = 0.02
-    """Prices within this share of the best are equal: the ring decides, so that replicas agree."""
+    """Prices within this share of the best count as equal. Then the ring decides, so that replicas agree."""
 
     tie_margin_s: float = 0.002
-    """Prices within this many seconds of the best are equal too."""
+    """Prices within this many seconds of the best count as equal, too."""
 
     slow_start_s: float = 60.0
-    """A backend that became ready takes a growing share of new sessions over this time; 0 turns it off."""
+    """Time in which a backend that became ready takes a growing share of new sessions. 0 turns it off."""
 
     slow_start_floor: float = 0.1
     """Share of its weight with which a backend begins its slow start."""
 
     prefill_tokens_per_s: float = 10_000.0
-    """Prefill speed assumed of a backend until its answers have been measured."""
+    """Assumed prefill speed of a backend until its answers have been measured."""
 
     prefill_fixed_s: float = 0.01
     """Time to first token of a fully cached prompt on an idle backend."""
 
     attention_per_token: float = 1.9e-5
-    """Growth of a token's prefill cost per token of context (a dense 70B GQA model: double at 53K)."""
+    """Growth of a token's prefill cost per token of context (for a dense 70B GQA model it doubles at 53K)."""
 
     kv_capacity_tokens: int = 500_000
-    """Cache size assumed of a backend that does not report its own."""
+    """Assumed cache size of a backend that does not report its own."""
 
     shadow_trust: float = 0.95
-    """Share of a backend's cache that the shadow believes to be usable at start; reports correct it."""
+    """Share of a backend's cache that the shadow assumes to be usable at start. Reports correct it."""
 
     shadow_entries_per_backend: int = 100_000
-    """Most messages that the shadow of one backend remembers (about 250 bytes each)."""
+    """Maximum number of messages in the shadow of one backend (about 250 bytes each)."""
 
     tokens_per_byte: float = 0.25
-    """Tokens per byte of prompt text until usage reports have been seen."""
+    """Assumed tokens per byte of prompt text until engines have reported usage."""
 
     traffic_window_s: float = 120.0
-    """Memory of the arrival rate and the utilisation."""
+    """Averaging window of the arrival rate and the utilisation."""
 
     recent_work_window_s: float = 300.0
-    """Memory of the recent work that `placement_bound` compares."""
+    """Averaging window of the recent work that `placement_bound` compares."""
 
     load_stale_s: float = 15.0
-    """Scraped load older than this is forgotten."""
+    """Scraped load older than this is ignored."""
 
     retry_after_s: float = 2.0
-    """Answered as Retry-After when no backend can take a request."""
+    """Retry-After of the answer if no backend can take a request."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICY_NAMES:

@@ -10,18 +10,18 @@ import msgspec
 
 
 class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How an `https://` backend is verified and how we identify ourselves to it."""
+    """How `https://` backends are verified, and the client certificate that they get."""
 
     ca_file: str | None = None
-    """PEM file of the authorities to trust; the system's own when absent."""
+    """PEM file of trusted certificate authorities. Default: the system's."""
     client_cert_file: str | None = None
-    """PEM file of our certificate (chain), for backends that ask for one (mTLS)."""
+    """PEM file of the client certificate (chain), for backends that require one (mTLS)."""
     client_key_file: str | None = None
-    """PEM file of our private key; absent when it is inside `client_cert_file`."""
+    """PEM file of the private key. Not needed if `client_cert_file` contains the key."""
     server_name: str | None = None
-    """Name to send as SNI and to verify; the host of the backend's URL when absent."""
+    """Name to send as SNI and to verify. Default: the host of the backend's URL."""
     verify: bool = True
-    """False accepts any certificate. Only for a network nobody else can reach."""
+    """False accepts any certificate. Use it only in a network that nobody else can reach."""
 
     def __post_init__(self) -> None:
         if self.client_key_file is not None and self.client_cert_file is None:
@@ -29,34 +29,34 @@ class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of the connections to backends; the same for each backend."""
+    """Options of the connections to backends. They apply to every backend."""
 
     connect_timeout_s: float = 2.0
-    """Longest wait for a TCP (and TLS) connection to a backend."""
+    """Timeout for opening a TCP (and TLS) connection to a backend."""
     first_byte_timeout_s: float = 600.0
-    """Longest wait for a complete response head: covers the engine's queue and the whole prefill, and for
-    an answer without streaming the whole generation."""
+    """Timeout for the complete response head. It covers the engine's queue and the whole prefill, and the
+    whole generation if the answer is not streamed."""
     idle_timeout_s: float = 300.0
-    """Longest silence between two reads of a response body. Time in which a slow client holds the
-    stream back does not count."""
+    """Timeout between two reads of a response body. Time in which a slow client blocks the stream does not
+    count."""
     unacknowledged_timeout_s: float = 60.0
     """How long sent bytes may stay unacknowledged, or a backend's receive window closed, before the kernel
-    counts its machine as lost (Linux). A silent one, in the middle of a prefill, is probed by TCP
+    drops the connection (Linux). A backend that is silent, for example during a prefill, is probed by TCP
     keep-alive after the same time."""
     max_connections: int = 4096
-    """Most connections to one backend, busy and idle. A backstop against running out of file descriptors:
-    admission queues requests long before."""
+    """Maximum number of connections to one backend, busy and idle. It only protects against running out of
+    file descriptors: admission queues requests long before."""
     max_idle_connections: int = 256
-    """Most connections kept open to one backend without a request."""
+    """Maximum number of idle connections to one backend."""
     idle_expiry_s: float = 4.0
-    """How long an unused connection is kept. Shorter than the keep-alive of the engine (uvicorn: 5 s), so
-    that we close first and no request meets a connection that is just being closed."""
+    """How long an unused connection is kept. The default is below the keep-alive of engines (uvicorn: 5 s),
+    so that the gateway closes first and no request is sent on a connection that is being closed."""
     max_response_header_bytes: int = 65_536
-    """Most bytes of names and values in the head of one answer."""
+    """Maximum size of all names and values in the head of an answer."""
     max_response_headers: int = 256
-    """Most header lines in the head of one answer."""
+    """Maximum number of header lines in the head of an answer."""
     max_early_body_bytes: int = 262_144
-    """Body bytes that may be held before somebody takes them; more wait in the kernel."""
+    """Maximum number of unread body bytes that are buffered. The rest waits in the kernel."""
     tls: TlsSettings = TlsSettings()
     """For `https://` backends."""
 

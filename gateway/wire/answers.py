@@ -1,8 +1,8 @@
-"""What the JSON of an answer says about the request: usage, why it ended, its id.
+"""Reads usage, finish reason and id from the JSON of an answer.
 
-One lenient Struct per dialect serves whole answers and stream events alike. Invariant: never fails and never
-changes a byte; what an engine reports in an unexpected type counts as not reported. Knows nothing of
-streams (`sse` does) or of what is done with the numbers.
+One lenient Struct per dialect is used for complete answers and for stream events. Invariant: never fails and
+never changes a byte; a value of an unexpected type counts as not reported. Knows nothing about streams (`sse`
+does) or about what the numbers are used for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_RAW: Final = Raw(b"")
 
 
 class ChatAnswer(msgspec.Struct, gc=False):
-    """Chat, completions and everything shaped alike; also one chunk of their streams."""
+    """Chat, completions and APIs with the same format; also one chunk of their streams."""
 
     id: str | None = None
     choices: list[Choice] | None = None
@@ -67,7 +67,7 @@ class ResponsesAnswer(msgspec.Struct, gc=False):
 
 
 class GenerateAnswer(msgspec.Struct, gc=False):
-    """SGLang's native API; in streams each event repeats the counts so far."""
+    """SGLang's native API. In streams, each event repeats the counts so far."""
 
     text: str | None = None
     meta_info: GenerateInfo | None = None
@@ -108,7 +108,7 @@ Observed = tuple[Usage, str | None, str | None]
 
 
 def observe_json(api: Api, body: bytes) -> Observed:
-    """Return (usage, finish reason, id) of a whole JSON answer; all unknown where it is not understood."""
+    """Return (usage, finish reason, id) of a complete JSON answer; all unknown if it cannot be parsed."""
     try:
         if api is Api.MESSAGES:
             return _of_message(ANTHROPIC_DECODER.decode(body))
@@ -134,7 +134,7 @@ def _of_chat(answer: ChatAnswer) -> Observed:
 
 
 def _of_message(answer: AnthropicAnswer) -> Observed:
-    # count_tokens answers `{"input_tokens": n}` without a usage object: it made nothing, so it says nothing
+    # count_tokens answers `{"input_tokens": n}` without a usage object, so nothing is reported
     return _usage(answer.usage), answer.stop_reason, answer.id
 
 

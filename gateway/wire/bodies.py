@@ -1,9 +1,9 @@
-"""What is read of a JSON body, per API, and which bodies are refused.
+"""Reads the parts of a JSON body that routing needs, per API, and refuses bodies that no engine could serve.
 
-One partial decode per body: names and small values are read, messages stay raw bytes. Refused (400, with
-the field where there is one) is what no engine could serve: not JSON (RFC 8259: no NaN, no byte order
-mark), not an object, no model, no messages. Everything else is the engine's to judge. A name that occurs
-twice counts with its last value, as engines' parsers do. Invariant: any bytes give a `Body` or BadRequest.
+Each body is decoded once and partially: names and small values are read, messages stay raw bytes. Refused
+with 400 (and the field, if there is one): not JSON (RFC 8259: no NaN, no byte order mark), not an object, no
+model, no messages. The engine judges everything else. If a name occurs twice, the last value counts, as in
+engines' parsers. Invariant: any bytes give a `Body` or BadRequest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.errors import BadRequest
 from gateway.values import Api
 
 ABSENT: Final = Raw(b"")
-_GUARDED_BYTES: Final = 1 << 20  # below this size, counting items would cost more than it can save
+_GUARDED_BYTES: Final = 1 << 20  # below this size, counting items costs more than it saves
 _MAX_MODEL_LENGTH: Final = 512
 _MAX_QUERY_FIELDS: Final = 64
 _PARAM: Final = re.compile(r"(?:required field `|at `\$\.)([A-Za-z_]+)")
@@ -34,13 +34,13 @@ _MAX_REPAIRED_BYTES: Final = 4 << 20  # bounds the time that a hostile body can 
 
 
 class Body(msgspec.Struct, kw_only=True, gc=False):
-    """What routing needs of a body; JSON values that stay unread are bytes, absent ones empty."""
+    """What routing needs of a body. Unread JSON values are bytes; absent ones are empty."""
 
     model: str | None = None
     is_stream: bool = False
     max_output_tokens: int | None = None
     names: tuple[Raw, ...] = ()  # values of `BodyDecoder.names`, `ABSENT` where missing
-    messages: list[Raw] | None = None  # None: the API has none, or they are not looked at one by one
+    messages: list[Raw] | None = None  # None: the API has none, or the body has too many items to read them
     system: bytes = b""  # Anthropic `system`, Responses `instructions`
     tools: bytes = b""
     text: bytes = b""  # completions `prompt`, Responses `input` as a string, SGLang `text`
@@ -73,14 +73,14 @@ class _ResponsesBody(msgspec.Struct):
     max_output_tokens: Raw = ABSENT
 
 
-# Keyed by value, not by member, and asked with `_value_`: an Enum member's hash is Python code.
+# Keyed by value and looked up with `_value_`, because the hash of an Enum member is slow Python code.
 _FULL: Final[dict[str, type[msgspec.Struct]]] = {
     Api.CHAT.value: _ChatBody,
     Api.MESSAGES.value: _MessagesBody,
     Api.RESPONSES.value: _ResponsesBody,
 }
 
-# Fields whose absence no engine can make good, where the body is not one of the three above.
+# Fields that every engine requires, checked where the body is not decoded into one of the structs above.
 _REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     Api.CHAT.value: ("model", "messages"),
     Api.MESSAGES.value: ("model", "messages"),
@@ -97,7 +97,7 @@ _LIMIT_FIELDS: Final = ("max_completion_tokens", "max_output_tokens", "max_token
 
 
 class BodyDecoder:
-    """Decodes bodies for one list of field names that may hold a session id."""
+    """Decodes bodies, for a given list of field names that may hold a session id."""
 
     def __init__(self, names: Sequence[str], *, max_items: int) -> None:
         self.names = tuple(names)
@@ -113,9 +113,9 @@ class BodyDecoder:
         self._shallow = msgspec.json.Decoder(dict[str, Raw])
 
     def decode(self, api: Api, body: bytes) -> Body:
-        """Return what `body` says. Raises BadRequest. O(len(body)), nothing is copied but messages."""
+        """Return what routing needs of `body`. Raises BadRequest. O(len(body)); copies only messages."""
         if not body:
-            raise BadRequest("the request body is empty; a JSON object is needed")
+            raise BadRequest("the request body is empty: send a JSON object")
         try:
             return self._decode(api, body)
         except msgspec.ValidationError as error:
@@ -132,9 +132,9 @@ class BodyDecoder:
             raise _refused(error) from error
 
     def from_query(self, query: str) -> Body:
-        """Return what the query of a request without body says, its parameters taken for members of one.
+        """Return the body that a query stands for, with its parameters as members.
 
-        For WebSockets, where a browser can set neither a header nor a body. Raises BadRequest.
+        For WebSockets, where a browser can set neither headers nor a body. Raises BadRequest.
         """
         try:
             members = dict(parse_qsl(query, max_num_fields=_MAX_QUERY_FIELDS))
@@ -194,22 +194,22 @@ class BodyDecoder:
 
 
 def _tuple_getter(attributes: Sequence[str]) -> Callable[[Any], tuple[Raw, ...]]:
-    """Like attrgetter, but a tuple for any number of names."""
+    """Like attrgetter, but returns a tuple for any number of names."""
     if len(attributes) > 1:
         return attrgetter(*attributes)
     return lambda parsed: tuple(getattr(parsed, attribute) for attribute in attributes)
 
 
 def _without_lone_surrogates(body: bytes) -> bytes:
-    """Replace halves of surrogate pairs by U+FFFD, for hashing only.
+    """Replace halves of surrogate pairs with U+FFFD, for hashing only.
 
-    JavaScript clients that cut text between the halves send them, and engines differ in what they make of
-    it; that is theirs to decide. msgspec refuses them, so this runs for bodies that it has refused.
+    JavaScript clients that cut text between the halves send them. Engines handle them in different ways, so
+    the forwarded bytes keep them. msgspec refuses them, so this runs only for bodies that it has refused.
     """
     if len(body) > _MAX_REPAIRED_BYTES or (b"\\ud" not in body and b"\\uD" not in body):
         return body
-    # An escaped backslash before `ud83d` makes text of it. Control characters are not valid JSON, so two of
-    # them can stand in for it meanwhile.
+    # An escaped backslash before `ud83d` makes it plain text. Replace it meanwhile with two control
+    # characters, which valid JSON cannot contain.
     guarded = body.replace(rb"\\", b"\1\1")
     repaired = _SURROGATES.sub(lambda found: found.group() if found.group(1) else b"\\ufffd", guarded)
     return body if repaired == guarded else repaired.replace(b"\1\1", rb"\\")
@@ -248,6 +248,6 @@ def _flag(value: bytes) -> bool:
 
 
 def _count(value: Raw) -> int | None:
-    """Return a non-negative JSON integer of sane size; other values are the engine's to judge."""
+    """Return a non-negative JSON integer of reasonable size, else None: the engine judges other values."""
     digits = bytes(value)
     return int(digits) if len(digits) <= 12 and digits.isdigit() else None

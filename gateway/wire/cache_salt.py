@@ -1,9 +1,9 @@
-"""Giving a request the `cache_salt` that the gateway wants: the one rewrite of a body.
+"""Adds the gateway's `cache_salt` to a request. This is the only change the gateway makes to a body.
 
-Engines hash the salt with the first block of a prompt, so that prompts of different salts share nothing in
-the prefix cache. The member is added at the very end of the object: every JSON parser that these engines use
-takes the last of members with one name, so a client's own value loses however it was spelled, and all other
-bytes stay as they were received.
+Engines hash the salt with the first block of a prompt, so prompts with different salts share nothing in the
+prefix cache. The member is added at the end of the object: the JSON parsers of these engines use the last of
+several members with the same name, so it overrides a client's own value in any spelling. All other bytes stay
+as received.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from gateway.errors import BadRequest, UnsupportedMediaType
 from gateway.values import Api
 
 SALTED_ENGINES: Final = frozenset({"torch", "vllm", "sglang"})
-"""Engines that know the field; others are strict about unknown ones, or ignore it and isolate nothing."""
+"""Engines that support the field. Others refuse unknown fields, or ignore it and isolate nothing."""
 
-# by value: the hash of an Enum member is Python code
+# keyed by value: the hash of an Enum member is slow Python code
 _MEMBER_OF: Final = {
     Api.CHAT.value: b"cache_salt",
     Api.COMPLETIONS.value: b"cache_salt",
@@ -28,16 +28,16 @@ _BLANKS: Final = b" \t\r\n"
 
 
 def with_cache_salt(api: Api, body: bytes, salt: str, content_encoding: str | None) -> bytes:
-    """Return the body with the salt, or as it is where the API has no such field or there is no body.
+    """Return the body with the salt added; unchanged if it is empty or the API has no such field.
 
-    `salt` is hex digits. Raises UnsupportedMediaType for a compressed body, BadRequest for no JSON object.
-    One copy of the body, O(bytes).
+    `salt` consists of hex digits. Raises UnsupportedMediaType if the body is compressed, BadRequest if it is
+    not a JSON object. Copies the body once, O(bytes).
     """
     member = _MEMBER_OF.get(api._value_)
     if member is None or not body:
         return body
     if content_encoding is not None and content_encoding.strip().lower() not in ("", "identity"):
-        raise UnsupportedMediaType("Compressed requests are not accepted here: send the body as it is.")
+        raise UnsupportedMediaType("compressed bodies are not accepted here: send the body uncompressed")
     end = body.rstrip(_BLANKS)
     if end[-1:] != b"}":
         raise BadRequest("the body is not a JSON object")

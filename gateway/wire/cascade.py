@@ -1,9 +1,9 @@
-"""In which order the names in a request are tried, and the key that the first usable one gives.
+"""Finds the affinity key of a request: tries the configured sources in order and uses the first usable value.
 
-The order is the settings' `sources`. A session id keeps its key whether it came by header, body or cookie;
-response ids, cache buckets and fingerprints live in domains of their own. Invariant: a bucket (a key that
-many conversations may share by its nature) says so, because routing must not let it overload its home.
-Knows nothing of prompts beyond the bytes of a fingerprint that it is handed.
+The order is `sources` in the settings. A session id gives the same key from a header, the body or a cookie;
+response ids, cache buckets and fingerprints have their own domains. Invariant: a bucket, a key that many
+conversations may share, is marked as one, because routing must not let it overload its home. Knows nothing
+about prompts except the bytes of a fingerprint that it is given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
 
 
 class Names(msgspec.Struct, frozen=True, gc=False):
-    """All that one request says about who it belongs to."""
+    """Everything in a request that may identify its session."""
 
     headers: HeaderScan
     body: Body
@@ -60,7 +60,7 @@ class KeyCascade:
         self._order = [by_source[source] for source in settings.sources if source in by_source]
 
     def find(self, names: Names) -> Key | None:
-        """Return the key of the first source that has a usable value, fingerprint aside."""
+        """Return the key of the first source with a usable value, not counting the fingerprint."""
         for look in self._order:
             key = look(names)
             if key is not None:
@@ -68,9 +68,9 @@ class KeyCascade:
         return None
 
     def fingerprint(self, names: Names, prompt_key: str, first_user: bytes) -> Key:
-        """Return the key of a conversation that nobody named: its system prompt and how it began.
+        """Return the key of a conversation without an id, made from its system prompt and first user turn.
 
-        Two people may open with the same words, so this key is only a bucket.
+        Two people may begin with the same words, so this key is a bucket.
         """
         key = self._hasher.hex_key(b"fingerprint:", names.scope, prompt_key.encode() + first_user)
         return Key(SessionKey(key), KeySource.FINGERPRINT, is_bucket=True)
@@ -93,7 +93,7 @@ class KeyCascade:
         return None if value is None else self._session(names, value, KeySource.COOKIE)
 
     def answer_key(self, names: Names) -> SessionKey | None:
-        """Return the key of the stored answer that a request builds on, whatever else it names itself by."""
+        """Return the key of the stored response that a request continues, whatever its session key is."""
         value = self._value(names, "previous_response_id", self._response_position)
         return None if value is None else self._hasher.response_key(names.tenant, value)
 

@@ -1,12 +1,12 @@
-"""Dates and clock times in text, replaced by constants, cheaply.
+"""Replaces dates and clock times in text with constants, cheaply.
 
-Prompts say what day or second it is, and would be a new prompt with each. Regular expressions over a whole
-system prompt cost about 100 ns per character, more than all the rest of a request. So they are only let
-loose on windows around the two shapes that every date or time has: four digits in a row (a year) and
-digit-colon-two-digits (a clock). Finding those costs a translation of the text and two plain searches,
+Prompts often contain the current date or time, which would make each one a new prompt. Regular expressions
+over a whole system prompt cost about 100 ns per character, more than the rest of the request. So they run
+only on windows around two shapes, one of which every date or time has: four digits in a row (a year) and
+digit-colon-two-digits (a clock). Finding these takes one translation of the text and two plain searches,
 about 2 ns per character.
 
-Invariant: the result depends on the text alone. Knows the forms below and no language but English.
+Invariant: the result depends only on the text. Knows the forms below, in English only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-# One byte per character: digits look alike, the colon stays, all else is blank.
+# One byte per character: every digit becomes `0`, the colon stays, everything else becomes a blank.
 _SHAPES: Final = bytes(
     0x30 if 0x30 <= code <= 0x39 else 0x3A if code == 0x3A else 0x20 for code in range(256)
 )
@@ -51,7 +51,7 @@ def replace_dates(text: str) -> str:
 
 
 def _windows(shape: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the parts of the text worth a look, in order and disjoint.
+    """Yield the parts of the text that may contain a date or time, in order and disjoint.
 
     [ … start ←─ _REACH ─→ trigger ←─ _REACH ─→ end … ], joined where two would touch.
     """

@@ -1,6 +1,6 @@
-"""What is known of clients: the headers and fields that carry their sessions, junk ids, volatile text.
+"""What we know about clients: headers and fields with session ids, junk ids, volatile text.
 
-Data only, the defaults of `settings`. A new client that needs an entry here gets one line and a test.
+Data only: the defaults of `settings`. To support a new client, add a line here and a test.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Final
 SESSION_HEADERS: Final = (
     "x-session-id",  # Homing, OpenCode, OpenRouter, vLLM router and benchmarks, llm-d
     "x-homing-session-id",
-    # Codex: a sub-agent has its own thread in the session of its parent. Its prompt is its own, so the
-    # thread is the conversation and must win.
+    # Codex: a sub-agent has its own thread, with its own prompt, in the session of its parent. The thread is
+    # the conversation, so it comes before the session.
     "thread-id",
     "session-id",
-    "session_id",  # older Codex, Roo Code, Cline; nginx drops names with underscores unless told not to
+    "session_id",  # older Codex, Roo Code, Cline; nginx drops names with underscores by default
     "x-claude-code-session-id",
     "x-opencode-session",
     "x-roo-task-id",
@@ -53,12 +53,13 @@ NEVER_A_SESSION: Final = frozenset(
         "x-trace-id",
     }
 )
-"""Headers that name a request, a person or a place. Keying on one scatters turns or piles up a tenant."""
+"""Headers that name a request, a person or an address. Keying on one would scatter the turns of a session or
+put all sessions of a tenant on one backend."""
 
 SESSION_BODY_FIELDS: Final = (
     "session_id",
     "metadata.session_id",
-    "metadata.user_id",  # only the session part inside, see `keys.session_part`
+    "metadata.user_id",  # only the session part, see `keys.session_part`
     "conversation",  # a string, or an object with an id
     "conversation.id",
     "session_params.session_id",  # SGLang
@@ -71,7 +72,7 @@ FIELDS_WITH_ANOTHER_MEANING: Final = frozenset(
         "max_tokens", "max_completion_tokens", "max_output_tokens",
     }
 )  # fmt: skip
-"""Top-level JSON fields that are read for what they are and can name no session."""
+"""Top-level JSON fields that have their own meaning and cannot name a session."""
 
 IGNORED_VALUES: Final = (
     "undefined",
@@ -92,11 +93,11 @@ IGNORED_VALUES: Final = (
     "00000000000000000000000000000000",
 )
 
-# `{{CHAT_ID}}`, `${CHAT_ID}`, `<chat-id>`, `%CHAT_ID%`, `$CHAT_ID`: templates that nobody filled in.
+# `{{CHAT_ID}}`, `${CHAT_ID}`, `<chat-id>`, `%CHAT_ID%`, `$CHAT_ID`: unfilled templates.
 IGNORED_PATTERN: Final = r"\{\{.*\}\}|\$\{.*\}|<[^<>]*>|%[A-Za-z_]+%|\$[A-Za-z_]+|\{[A-Za-z_.]+\}"
 
-# (name, regular expression, what is hashed in its place), applied in this order to system prompts only.
-# Dates and clocks are not here: `dates` finds them faster than expressions could.
+# (name, regular expression, what is hashed in its place), applied in this order, to system prompts only.
+# Dates and clock times are not here, because `dates` finds them faster than regular expressions could.
 VOLATILE_TEXT: Final = (
     # Claude Code's first system text; `cch=` differs on every request.
     ("claude_code_billing", r"\Ax-anthropic-billing-header:[^\n]*\n?", ""),

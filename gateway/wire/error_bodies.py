@@ -1,9 +1,9 @@
-"""How an error looks to a client: in the dialect of the API it called.
+"""Formats errors in the dialect of the API that the client called.
 
-OpenAI's shape for all APIs but Anthropic Messages. Also decides what SDKs may do: `retry-after` where
-waiting helps, and `x-should-retry: false` where the official SDKs would repeat a request that cannot
-succeed (they retry 408, 409, 429 and every 5xx by themselves). In a stream that has begun, an error is one
-last event; there is never a `[DONE]` or a finish reason that no engine gave. Knows nothing of sockets.
+All APIs use OpenAI's format except Anthropic Messages. Also tells SDKs whether to retry: `retry-after` if
+waiting helps, and `x-should-retry: false` if the official SDKs would repeat a request that cannot succeed (by
+default they retry 408, 409, 429 and every 5xx). In a stream that has begun, the error is the last event; the
+gateway never adds a `[DONE]` or a finish reason that the engine did not send. Knows nothing about sockets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.errors import (
 from gateway.values import Api
 
 _DEFAULT_RETRY_AFTER_S: Final = 1.0
-_LONGEST_RETRY_WAIT_S: Final = 120.0  # beyond it OpenAI's SDK takes its own back-off, of at most 8 s
+_LONGEST_RETRY_WAIT_S: Final = 120.0  # above it OpenAI's SDK uses its own back-off, of at most 8 s
 
 # Anthropic's error types by status: https://docs.anthropic.com/en/api/errors
 _ANTHROPIC_TYPES: Final = {
@@ -43,19 +43,19 @@ _ANTHROPIC_TYPES: Final = {
 
 
 def error_response(api: Api, error: GatewayError) -> tuple[int, bytes, list[tuple[str, str]]]:
-    """Return status, JSON body and headers (content type included, length not)."""
+    """Return status, JSON body and headers (with content type, without length)."""
     headers = [("content-type", "application/json"), ("x-homing-error-source", error.source)]
     if isinstance(error, MethodNotAllowed):
         headers.append(("allow", error.allow))
     if isinstance(error, Unauthorized):
-        headers.append(("www-authenticate", "Bearer"))  # RFC 9110, 11.6.1 asks for it
+        headers.append(("www-authenticate", "Bearer"))  # required by RFC 9110, 11.6.1
     if isinstance(error, TooManyRequests):
         headers += error.headers
     retry_after_s = error.retry_after_s
     if retry_after_s is None and isinstance(error, (NoBackend, TooManyRequests)):
         retry_after_s = _DEFAULT_RETRY_AFTER_S
     if retry_after_s is not None and math.isfinite(retry_after_s):
-        # Whole seconds by RFC 9110; the SDKs also read the finer header.
+        # RFC 9110 allows whole seconds only; the SDKs also read the milliseconds.
         headers.append(("retry-after", str(max(1, math.ceil(retry_after_s)))))
         headers.append(("retry-after-ms", str(max(1, math.ceil(retry_after_s * 1000)))))
     if not _may_retry(error):
@@ -66,8 +66,8 @@ def error_response(api: Api, error: GatewayError) -> tuple[int, bytes, list[tupl
 def stream_error(api: Api, error: GatewayError, *, mid_event: bool) -> bytes:
     """Return the last event of a stream that failed after it had begun.
 
-    `mid_event` says that the backend stopped inside an event: a blank line first ends the torn one, which
-    clients drop or refuse as they would any broken event, instead of gluing ours to it.
+    `mid_event` means that the backend stopped inside an event. Then a blank line first ends that event, so
+    that clients handle it as a broken event and do not join ours to it.
     """
     opening = b"\n\n" if mid_event else b""
     if api is Api.MESSAGES:
@@ -90,15 +90,15 @@ def _body(api: Api, error: GatewayError) -> dict[str, object]:
 
 
 def _text(error: GatewayError) -> str:
-    """A message may quote what a client sent; lone surrogates in it cannot be encoded."""
+    """Return the message in encodable form: it may quote client text with lone surrogates."""
     return error.message.encode("utf-8", "replace").decode()
 
 
 def _may_retry(error: GatewayError) -> bool:
-    """Whether the same request, sent again by the SDK, could succeed.
+    """Whether the same request could succeed if the SDK sends it again.
 
-    After a timeout it would only hold another backend for as long; a refusal for load may pass. SDKs do not
-    wait for a long `retry-after` but take a short time of their own, and would come in vain.
+    After a timeout, a retry would only block another backend for as long. Overload may pass. SDKs ignore a
+    long `retry-after` and wait a short time of their own, so a retry would fail again.
     """
     if isinstance(error, UpstreamTimeout):
         return False

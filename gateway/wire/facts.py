@@ -1,9 +1,8 @@
-"""From one request to `RequestFacts`: everything that routing may know of it.
+"""Turns one request into `RequestFacts`, everything that routing knows about it.
 
-Ties the parts together: which body is read (`bodies`), what its prompt is (`prompts`), which key it has
-(`cascade`). Invariant: pure, and total: any bytes give facts or an error with a 4xx status. A body in a
-content encoding that cannot be opened here still travels; its facts come from the headers alone. Knows
-nothing of backends.
+Combines the body (`bodies`), the prompt (`prompts`) and the key (`cascade`). Invariant: pure and total: any
+bytes give facts or an error with a 4xx status. A body whose content encoding cannot be decoded here is still
+forwarded; its facts come from the headers alone. Knows nothing about backends.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from gateway.wire.prompts import Prompt, PromptReader
 from gateway.wire.routes import response_id_of
 from gateway.wire.settings import KeySettings
 
-# Sets hold values, not members, and are asked with `_value_`: hash and `value` of an Enum member are Python
-# code in 3.11 and would cost more than the look-up.
-# Requests that leave nothing in a cache that a later turn could reuse: they may follow, never bind.
+# These sets hold values and are looked up with `_value_`: the hash and `value` of an Enum member are Python
+# code in 3.11 and cost more than the look-up. Requests that leave nothing in the cache for a later turn. They
+# may follow a binding but never make one.
 _CACHELESS: Final = frozenset(
     {Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.MODELS.value, Api.AUDIO.value}
 )
@@ -33,7 +32,7 @@ _PROMPTLESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKE
 
 
 class ParseOptions(TypedDict):
-    """The named arguments of `FactsParser.parse`, for a caller who hands them on."""
+    """The named arguments of `FactsParser.parse`, for callers that pass them on."""
 
     tenant: str
     path: str
@@ -42,7 +41,7 @@ class ParseOptions(TypedDict):
 
 
 class FactsParser:
-    """Parses requests under one set of options and one secret. Holds only a memo of system prompts."""
+    """Parses requests with one set of options and one secret. Its only state is a memo of system prompts."""
 
     def __init__(self, settings: KeySettings, secret: bytes, *, max_decoded_bytes: int = 64 << 20) -> None:
         self._hasher = KeyHasher(secret)
@@ -53,7 +52,7 @@ class FactsParser:
         self._max_decoded_bytes = max_decoded_bytes
 
     def response_session_key(self, tenant: str, response_id: str) -> SessionKey:
-        """Return the key under which follow-ups of this answer will ask: bind it when the id is seen."""
+        """Return the key that follow-ups of this response will have. Bind it when the id is seen."""
         return self._hasher.response_key(tenant, to_bytes(response_id))
 
     def parse(
@@ -69,8 +68,8 @@ class FactsParser:
     ) -> RequestFacts:
         """Return the facts of one request; `path` is the matched route's path.
 
-        Raises BadRequest for a body that no engine could serve, BodyTooLarge for a compressed one that
-        grows beyond the limit.
+        Raises BadRequest if no engine could serve the body, BodyTooLarge if a compressed body decodes to more
+        than the limit.
         """
         response_id = response_id_of(path) if api is Api.RESPONSES else None
         if response_id is not None:
@@ -85,7 +84,7 @@ class FactsParser:
         return self._facts(api, names, is_cacheless=is_cacheless)
 
     def _stored_response(self, tenant: str, response_id: str) -> RequestFacts:
-        """A stored answer lives on the one backend that made it, whatever session the client names."""
+        """Return facts for a stored response: only the backend that made it has it, whatever the session."""
         key = self._hasher.response_key(tenant, to_bytes(response_id))
         return RequestFacts(
             api=Api.RESPONSES,
@@ -142,7 +141,7 @@ class FactsParser:
 
 
 def is_read_whole(api: Api, body: bytes, content_encoding: str | None) -> bool:
-    """Whether parsing takes a time that grows with the body: not where headers, or a form's end, tell all."""
+    """Whether parse time grows with the body: not if headers or the structure of a form suffice."""
     if api._value_ in _BODYLESS:
         return False
     return api is not Api.AUDIO or body[:1] == b"{" or content_encoding is not None

@@ -1,9 +1,8 @@
-"""Which model a multipart form names (RFC 7578), without decoding the file that it carries.
+"""Reads the model from a multipart form (RFC 7578) without decoding the file in it.
 
-Decision: the form is cut at its delimiters, as engines cut it, so bytes inside a file that look like a field
-are none; and a form whose model two readers could understand in two ways is refused. What a tenant may use is
-decided by this name, so it must be the one that the engine reads. Costs one search for the delimiter and the
-heads of the parts.
+The form is split at its delimiters, as engines split it, so bytes inside a file that look like a field do not
+count. A form whose model could be read in two ways is refused: the model decides what a tenant may use, so it
+must be the one that the engine reads. Costs one search for the delimiter and the heads of the parts.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Final
 
 from gateway.errors import BadRequest
 
-_MAX_PARTS: Final = 1_000  # as Starlette, on which engines are built
+_MAX_PARTS: Final = 1_000  # as in Starlette, which engines use
 _MAX_PART_HEAD_BYTES: Final = 8_192
 _MAX_MODEL_BYTES: Final = 512
 
@@ -23,7 +22,7 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 def model_of_form(raw_headers: RawHeaders, body: bytes) -> str | None:
-    """Return the form's model, None where there is none or the body is no form. Raises BadRequest."""
+    """Return the form's model, or None if it has none or the body is not a form. Raises BadRequest."""
     boundary = _boundary(raw_headers)
     models = set() if boundary is None else set(_models(body, boundary.encode("latin-1", "replace")))
     if len(models) > 1:
@@ -39,7 +38,7 @@ def _boundary(raw_headers: RawHeaders) -> str | None:
 
 
 def _models(body: bytes, boundary: bytes) -> Iterator[str]:
-    """Every value of a field `model`. A form that is torn ends where it is torn."""
+    """Yield every value of a field `model`. Stops at the end of a truncated form."""
     dashes = b"--" + boundary
     start = 0 if body.startswith(dashes) else body.find(b"\r\n" + dashes) + 2
     for _ in range(_MAX_PARTS):
@@ -48,7 +47,7 @@ def _models(body: bytes, boundary: bytes) -> Iterator[str]:
         if line_end < 0 or not body.startswith(dashes, start) or body.startswith(b"--", start + len(dashes)):
             return
         if body[start + len(dashes) : line_end].strip(b" \t"):
-            raise BadRequest("the boundary of the form is the beginning of something else")
+            raise BadRequest("the form is ambiguous: a delimiter line continues after the boundary")
         end = body.find(b"\r\n" + dashes, line_end)
         head_end = body.find(b"\r\n\r\n", line_end, line_end + _MAX_PART_HEAD_BYTES)
         if 0 <= head_end < end and _name(body[line_end + 2 : head_end + 4]) == "model":
@@ -58,7 +57,7 @@ def _models(body: bytes, boundary: bytes) -> Iterator[str]:
 
 
 def _name(head: bytes) -> str | None:
-    """The field that a part is. Raises BadRequest for a part that is named twice."""
+    """Return the field name of a part. Raises BadRequest if the part is named twice."""
     found = BytesHeaderParser().parsebytes(head).get_all("content-disposition", [])
     if len(found) > 1:
         raise BadRequest("a part of the form has two content-disposition headers")
@@ -66,12 +65,12 @@ def _name(head: bytes) -> str | None:
 
 
 def _only_value(header: str, wanted: str) -> str | None:
-    """One parameter of a header. Raises BadRequest where it is there twice or in the form of RFC 2231."""
+    """Return one parameter of a header. Raises BadRequest if it occurs twice or uses RFC 2231."""
     message = Message()
     message["x"] = header.replace("\r", " ").replace("\n", " ")
     found = [value for name, value in message.get_params([], "x")[1:] if name.lower() == wanted]
     if len(found) > 1 or any(not isinstance(value, str) for value in found):
-        raise BadRequest(f"a header of the form gives its {wanted} in a way that has two meanings")
+        raise BadRequest(f"the form is ambiguous: a header gives its {wanted} twice or in an extended form")
     return found[0] if found else None
 
 

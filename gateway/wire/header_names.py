@@ -1,8 +1,8 @@
-"""What each header name means to one reader, asked by the name as it was spelled.
+"""Caches what a header name means to one reader, by the spelling in which it arrived.
 
-A request brings the same dozen names again and again, so what is found out about a spelling (its lower case,
-whether it stands in a set, whether it begins like something) is remembered. Names come from clients: only so
-many spellings are kept. Remembering changes no answer.
+Requests repeat the same dozen names, so the result for a spelling (its lower case, whether it is in a set,
+which prefix it has) is remembered. Names come from clients, so the number of spellings is bounded. The cache
+changes no result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class HeaderNames(dict[bytes, _Meaning]):
     """`names[spelling]` is the meaning of the name in lower case."""
 
     def __init__(self, meaning_of: Callable[[bytes], _Meaning]) -> None:
-        """`meaning_of` gets names in lower case and must be pure."""
+        """`meaning_of` is called with names in lower case and must be pure."""
         super().__init__()
         self._meaning_of = meaning_of
 

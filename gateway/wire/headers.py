@@ -1,12 +1,13 @@
-"""Which headers travel, in both directions, and what may stand in one.
+"""Decides which headers are forwarded in either direction, and which characters a header may contain.
 
-Towards a backend: everything the client sent except what belongs to one connection (RFC 9110, 7.6.1, names
-listed by `Connection` included), what the gateway sets itself (host, framing, request id) and what a client
-has no business to set (`x-homing-*`, engine control, forged forwarding). Session headers pass unchanged, so
-gateways can be chained. `Accept-Encoding` stops here: a compressed answer would hide its usage.
+A backend gets everything that the client sent, except headers of one connection (RFC 9110, 7.6.1, including
+names listed by `Connection`), headers that the gateway sets itself (host, framing, request id) and headers
+that a client may not set (`x-homing-*`, engine control, forged forwarding). Session headers are forwarded
+unchanged, so gateways can be chained. `Accept-Encoding` is dropped, because a compressed answer would hide
+its usage.
 
-Invariant: no CR, LF or NUL of any origin gets into a head, so a request can never become two. Knows nothing
-of sockets or bodies beyond a length.
+Invariant: no CR, LF or NUL gets into a head, whatever its origin, so a request cannot become two. Knows
+nothing about sockets, or about bodies except their length.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _UPGRADE: Final = (b"connection: upgrade", b"upgrade: websocket")
 _ORDINARY_CONNECTION: Final = frozenset({b"", b"close", b"keep-alive"})
 _INTERNAL_PREFIX: Final = b"x-homing-"
-# Our own names for sessions are meant for a next gateway in the chain.
+# Our own session headers are passed on for the next gateway in a chain.
 _PASSED_INTERNAL: Final = frozenset({b"x-homing-session-id", b"x-homing-auxiliary"})
 
-# What becomes of a header on its way to a backend.
+# What happens to a client's header.
 _IS_DROPPED: Final = 0
 _PASSES: Final = 1
-_LISTS: Final = 2  # names others that belong to this connection, and is dropped itself
+_LISTS: Final = 2  # lists other headers of this connection, and is dropped itself
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class RequestHeads:
-    """Builds request heads for backends under one set of options."""
+    """Builds request heads for backends, with one set of options."""
 
     def __init__(self, settings: HeaderSettings, *, passes_credentials: bool = True) -> None:
-        """`passes_credentials`: clients' own go on to backends that have no key of the gateway's."""
+        """`passes_credentials`: forward clients' credentials to backends without a configured key."""
         dropped = _HOP_BY_HOP | _SET_BY_US | {name.encode() for name in settings.stripped_headers}
         prefixes: tuple[bytes, ...] = (_INTERNAL_PREFIX,)
         if not settings.trust_forwarded_headers:
@@ -81,7 +82,7 @@ class RequestHeads:
         """Return the request head, blank line included.
 
         `body_length` None means no body; `authorization` replaces the client's credentials; `is_upgrade`
-        asks for a WebSocket. Raises BadRequest where a value holds a line break or NUL. One pass, O(headers).
+        requests a WebSocket. Raises BadRequest if a value contains a line break or NUL. One pass, O(headers).
         """
         fates = self._fates if authorization is None else self._fates_with_key
         lines = [
@@ -103,9 +104,9 @@ class RequestHeads:
         if is_upgrade:
             lines += _UPGRADE
         head = b"\r\n".join(lines)
-        num_breaks = len(lines) + 1  # the first element brought two of its own
+        num_breaks = len(lines) + 1  # the first element contains two
         if head.count(b"\n") != num_breaks or head.count(b"\r") != num_breaks or b"\0" in head:
-            raise BadRequest("a header holds a line break or a NUL", param="headers")
+            raise BadRequest("a header contains a line break or a NUL", param="headers")
         return head + b"\r\n\r\n"
 
 
@@ -119,10 +120,10 @@ def _fates(dropped: frozenset[bytes], prefixes: tuple[bytes, ...]) -> HeaderName
 
 
 def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a backend's answer that go to the client. Names are in lower case throughout.
+    """Return the headers of a backend's answer to forward to the client. Names are in lower case.
 
-    Framing is left out because the relay sets it, and so is what the gateway says itself: the request id and
-    `x-homing-*`, in which a backend cannot speak.
+    Leaves out framing, which the relay sets, and headers that the gateway sets itself: the request id and
+    `x-homing-*`.
     """
     kept = []
     connection = b""
@@ -138,7 +139,7 @@ def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
 
 
 def clean_request_id(value: str | bytes | None) -> str | None:
-    """Return a request id that is safe in headers and logs, or None where a new one must be made."""
+    """Return the request id if it is safe in headers and logs, or None if a new one must be made."""
     if value is None:
         return None
     text = value.decode("latin-1") if isinstance(value, bytes) else value

@@ -1,9 +1,9 @@
-"""Which value in headers, cookie or body can name a session, and how a value becomes a key.
+"""Finds the session id in headers, cookie and body, and turns it into a key.
 
-Invariant: a blank value, an unfilled template, an over-long or a
-non-string value is never a key (it would put all its senders on one backend). Raw ids do not leave this
-module: what comes out is a keyed hash, scoped by tenant and model, so that equal ids of two tenants never
-meet and nobody can compute a key outside. Knows nothing of backends or bindings.
+Invariant: a blank, overlong or non-string value or an unfilled template is never a key, because it would put
+all its senders on one backend. Raw ids do not leave this module: a key is a keyed hash scoped by tenant and
+model, so equal ids of two tenants differ and nobody outside can compute a key. Knows nothing about backends
+or bindings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SESSION_SUFFIX: Final = re.compile(r"_session_([^\s{}\"]+)\Z")
 
 
 class HeaderScan(msgspec.Struct, gc=False):
-    """What one pass over the headers found."""
+    """The result of one pass over the headers."""
 
     candidates: list[tuple[int, bytes]]  # (rank of the header, value), in order of arrival
     qualifier: bytes = b""
@@ -41,14 +41,14 @@ class Scope(NamedTuple):
     """Tenant and model of a request, ready for hashing."""
 
     encoded: bytes
-    seed: int  # where hash chains of this scope start: 64 bits that outsiders cannot predict
+    seed: int  # start of this scope's hash chains: 64 bits that outsiders cannot predict
 
 
 class KeyHasher:
     """Turns ids into keys: blake2b with a secret key, 128 bits.
 
-    The scope is length-prefixed, so that tenant "ab" with model "c" differs from "a" with "bc". The domain
-    separates kinds of ids, so that a response id is never taken for a session id.
+    The scope is length-prefixed, so tenant "ab" with model "c" differs from "a" with "bc". The domain
+    separates kinds of ids, so a response id is never mistaken for a session id.
     """
 
     def __init__(self, secret: bytes, *, max_scopes: int = 4096) -> None:
@@ -62,7 +62,7 @@ class KeyHasher:
         found = self._scopes.get((tenant, model))
         if found is None:
             if len(self._scopes) >= self._max_scopes:
-                self._scopes.clear()  # model names come from clients
+                self._scopes.clear()  # bounded, because model names come from clients
             encoded = length_prefixed(to_bytes(tenant), to_bytes(model or ""))
             seed = blake2b(b"prefix:" + encoded, key=self._secret, digest_size=8).digest()
             found = Scope(encoded, int.from_bytes(seed, "little"))
@@ -74,7 +74,7 @@ class KeyHasher:
         return blake2b(domain + scope.encoded + value, key=self._secret, digest_size=16).hexdigest()
 
     def response_key(self, tenant: str, response_id: bytes) -> SessionKey:
-        """Return the session key of everything that refers to one answer of the Responses API."""
+        """Return the session key of all requests that refer to one response of the Responses API."""
         return SessionKey(self.hex_key(b"response:", self.scope(tenant, None), response_id))
 
 
@@ -84,7 +84,7 @@ def length_prefixed(*parts: bytes) -> bytes:
 
 
 def to_bytes(text: str) -> bytes:
-    """Encode any str, lone surrogates included (JSON escapes can carry them)."""
+    """Encode any str, including lone surrogates, which JSON escapes can contain."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -92,7 +92,7 @@ class IdentityFinder:
     """Finds the raw id of a session in headers, cookie and body fields."""
 
     def __init__(self, settings: KeySettings) -> None:
-        # What each header of interest is: the rank of a session header, or another role.
+        # The role of each relevant header: the rank of a session header, or another role.
         roles: dict[bytes, int | str] = {name.encode(): rank for rank, name in enumerate(settings.headers)}
         roles |= {name.encode(): "auxiliary" for name in settings.auxiliary_headers}
         roles |= {name.encode(): "qualifier" for name in settings.header_qualifiers}
@@ -105,7 +105,7 @@ class IdentityFinder:
         self._max_length = settings.max_key_length
 
     def scan(self, raw_headers: Sequence[tuple[bytes, bytes]]) -> HeaderScan:
-        """Collect all that headers say, in one pass. O(headers)."""
+        """Collect all relevant headers in one pass. O(headers)."""
         found = HeaderScan([])
         roles = self._roles
         for name, value in raw_headers:
@@ -119,7 +119,7 @@ class IdentityFinder:
         return found
 
     def best_header(self, found: HeaderScan) -> bytes | None:
-        """Return the usable value of the best header; of a repeated header the first value counts."""
+        """Return the usable value of the best header. The first value of a repeated header counts."""
         candidates = found.candidates
         if len(candidates) > 1:
             candidates = sorted(candidates, key=_BY_RANK)
@@ -130,7 +130,7 @@ class IdentityFinder:
         return None
 
     def usable(self, value: bytes) -> bytes | None:
-        """Return the id inside `value`, or None where it cannot name one session."""
+        """Return the id inside `value`, or None if it cannot name a session."""
         value = value.strip()
         if len(value) > 1 and value[0] == value[-1] == 0x22:
             value = value[1:-1].strip()
@@ -169,9 +169,9 @@ class IdentityFinder:
 
 
 def session_part(value: bytes) -> str | None:
-    """Return the session inside Anthropic's `metadata.user_id`, never the person or the device.
+    """Return the session part of Anthropic's `metadata.user_id`, never the user or the device.
 
-    Claude Code sends `user_…_account_…_session_<uuid>`, or an object as a string, or the object itself.
+    Claude Code sends `user_…_account_…_session_<uuid>`, an object as a string, or an object.
     """
     if value[:1] == b"{":
         return _string(_member(value, "session_id"))
@@ -194,7 +194,7 @@ def _member(value: bytes, name: str) -> bytes:
 
 def _string(value: bytes) -> str | None:
     if value[:1] != b'"':
-        return None  # 123, true, 1.5, null, [] and {} are no ids
+        return None  # 123, true, 1.5, null, [] and {} are not ids
     try:
         return _STRING.decode(value)
     except msgspec.DecodeError:

@@ -1,8 +1,8 @@
-"""When two system prompts count as the same prompt, and what a message is without its cache markers.
+"""Canonical forms of system prompts and messages, for hashing only.
 
-Decides the canonical form that is hashed; the bytes that travel are never touched. Two equivalences hold:
-a string and a list with that one text are the same, and text that an operator calls volatile (dates,
-clocks, Claude Code's per-request billing line) does not count. Knows no tenant, model or key.
+The forwarded bytes are never changed. A string and a list with that one text are equal, and text that is
+configured as volatile (dates, clock times, Claude Code's per-request billing line) does not count. Messages
+are compared without cache markers. Knows no tenant, model or key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.wire.settings import Normaliser
 _MESSAGE: Final = msgspec.json.Decoder(dict[str, object])
 _PARTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
-# Only as an object key: inside a string its quotes would be escaped.
+# Matches only an object key: inside a string its quotes would be escaped.
 _CACHE_CONTROL: Final = re.compile(rb',?\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)')
 
 
@@ -33,7 +33,7 @@ _EDGE: Final = 65_536
 
 
 class TextNormaliser:
-    """Replaces volatile text by constants: the configured expressions in their order, then dates."""
+    """Replaces volatile text with constants: first the configured expressions in order, then dates."""
 
     def __init__(self, normalisers: Sequence[Normaliser], *, ignores_dates: bool) -> None:
         self._substitutions = tuple((re.compile(each.pattern), each.replacement) for each in normalisers)
@@ -42,8 +42,8 @@ class TextNormaliser:
     def normalise(self, text: str) -> str:
         """Return `text` with volatile parts replaced.
 
-        Only the first and last 64 Ki characters are looked at, which bounds what one request can cost;
-        volatile text stands at one of the ends.
+        Only the first and last 64 Ki characters are searched, which bounds the cost of a request; volatile
+        text is usually at one of the ends.
         """
         if len(text) <= 2 * _EDGE:
             return self._replace(text)
@@ -56,9 +56,9 @@ class TextNormaliser:
 
 
 def content_texts(content: bytes) -> list[str]:
-    """Return the texts of a JSON content value: a string, a list of parts, or anything else as it stands.
+    """Return the texts of a JSON content value: a string, a list of parts, or anything else unchanged.
 
-    Never fails: what is not understood is compared byte by byte.
+    Never fails: content that cannot be decoded is compared byte by byte.
     """
     if content[:1] == b'"':
         return [_text_or_raw(content)]
@@ -72,15 +72,15 @@ def content_texts(content: bytes) -> list[str]:
 
 
 def without_cache_control(value: bytes) -> bytes:
-    """Return JSON bytes without `cache_control` members, which clients move from turn to turn."""
+    """Return the JSON bytes without `cache_control` members, which clients move from turn to turn."""
     return _CACHE_CONTROL.sub(b"", value) if b'"cache_control"' in value else value
 
 
 def canonical_message(message: bytes) -> bytes:
-    """Return a message as it looks without cache markers, with a single text part as a plain string.
+    """Return a message without cache markers, and with a single text part as a plain string.
 
-    Clients mark the newest messages and turn their content into a list for it; one turn later the same
-    message comes as a string. What cannot be decoded is returned unchanged.
+    Clients mark the newest messages and turn their content into a list to do so; one turn later the same
+    message arrives as a string. A message that cannot be decoded is returned unchanged.
     """
     try:
         fields = _MESSAGE.decode(without_cache_control(message))

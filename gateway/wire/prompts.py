@@ -1,13 +1,13 @@
-"""What a prompt is made of, reduced to hashes: the system block, the messages, the first user turn.
+"""Reduces a prompt to hashes of its system block and messages, and extracts the first user turn.
 
-Requests with an equal system block form a prompt group; requests whose chains begin alike share a prefix
-that one backend may still hold in its cache. The chain is xxh3 seeded with the hash before it, so equal
-hashes mean equal prefixes (to 64 bits: enough for placement, and a wrong guess costs only a cache miss).
-A secret seed per tenant and model keeps strangers from steering or guessing.
+Requests with the same system block form a prompt group. Requests whose hash chains begin alike share a prefix
+that a backend may still have in its cache. Each hash of a chain is xxh3 seeded with the previous hash, so
+equal hashes mean equal prefixes (to 64 bits: enough for placement, and a wrong guess costs only a cache
+miss). A secret seed per tenant and model keeps outsiders from predicting or steering placement.
 
-System blocks repeat from request to request and are large, so their hashes are remembered by the hash of
-their raw bytes; without that, the normalisers alone would cost more than the whole request. The memory
-changes no result. Invariant: no prompt text leaves this module. Knows nothing of session ids.
+System blocks are large and repeat from request to request, so their hashes are cached under the hash of their
+raw bytes; otherwise the normalisers alone would cost more than the rest of the request. The cache changes no
+result. Invariant: no prompt text leaves this module. Knows nothing about session ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.wire.normalise import TextNormaliser, canonical_message, content_te
 from gateway.wire.settings import KeySettings
 
 _OPENING_LENGTH: Final = 13
-# How nearly every client's messages begin, in the two spellings of JSON writers; the rest is decoded.
+# How nearly every client's messages begin, in the two spellings of JSON writers. Other messages are decoded.
 _ROLE_BY_OPENING: Final = {
     (b'{"role":%b"%b"' % (space, role.encode()))[:_OPENING_LENGTH]: role
     for role in ("system", "developer", "user", "assistant", "tool")
@@ -33,10 +33,10 @@ _ROLE_BY_OPENING: Final = {
 }
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _EMPTY_USER_MESSAGE: Final = len(b'{"role":"user","content":""}')
-_OPENING_REACH: Final = 256  # a message's text begins within so many bytes
+_OPENING_REACH: Final = 256  # a message's text begins within this many bytes
 _MARKER_REACH: Final = 96  # a cache marker on the last part of a message lies this close to its end
 _MAX_MARKERS: Final = 4  # Anthropic's limit of cache breakpoints in one request
-_LARGE_MESSAGE: Final = 16_384  # smaller ones hold no picture worth looking for
+_LARGE_MESSAGE: Final = 16_384  # smaller messages are not searched for pictures
 _ATTACHMENT_BYTES: Final = 4_096  # text that costs an engine about as much as one picture
 _TEXT_BLOCK: Final = 2_048  # text without messages, and long messages, are matched in blocks of this size
 
@@ -51,7 +51,7 @@ _HEAD_DECODER: Final = msgspec.json.Decoder(_Head)
 
 
 class SystemBlock(NamedTuple):
-    """System prompt and tools of one request, hashed."""
+    """The hashes of a request's system prompt and tools."""
 
     prompt_key: PromptKey
     chain_hash: int
@@ -63,13 +63,13 @@ class Prompt(msgspec.Struct, kw_only=True, gc=False):
     system: SystemBlock | None = None
     prefix: tuple[Message, ...] = ()
     num_bytes: int = 0
-    first_user: bytes = b""  # canonical bytes of the first user turn; b"" where it is too short to tell
+    first_user: bytes = b""  # canonical bytes of the first user turn; b"" if it is too short to identify
     is_follow_up: bool = False
     is_auxiliary: bool = False
 
 
 class PromptReader:
-    """Walks prompts of all dialects."""
+    """Reads prompts of all dialects."""
 
     def __init__(self, settings: KeySettings, hasher: KeyHasher) -> None:
         self._hasher = hasher
@@ -100,10 +100,10 @@ class PromptReader:
         return prompt
 
     def _is_auxiliary(self, turn: bytes) -> bool:
-        """Whether the only turn of a prompt begins like an auxiliary one."""
+        """Whether the only turn of a prompt begins like an auxiliary prompt."""
         opening = turn[:_OPENING_REACH]
         if not any(text in opening for text in self._auxiliary_json):
-            return False  # spares most first turns the decoding
+            return False  # avoids decoding most first turns
         return _text_of(turn).startswith(self._auxiliary)
 
     def _chain(self, prompt: Prompt, seed: int, system_bytes: int, turns: list[bytes]) -> None:
@@ -126,7 +126,7 @@ class PromptReader:
             if size <= _TEXT_BLOCK or size < len(turn):
                 chain = xxh3_64_intdigest(turn, chain)
                 prefix.append(Message(chain_hash=chain, num_bytes=size))
-            else:  # two long messages may share a document and then part: match them in blocks
+            else:  # two long messages may begin with the same document and then differ: match them in blocks
                 chain = _chain_blocks(prefix, chain, turn, self._max_prefix)
         prompt.prefix = tuple(prefix)
         prompt.num_bytes = total + sum(map(len, turns[self._max_prefix :]))
@@ -140,7 +140,7 @@ class PromptReader:
         return message if len(message) >= self._min_user_bytes else b""
 
     def _read_text(self, body: Body, scope: Scope) -> Prompt:
-        """A prompt without messages: matched in fixed blocks from its start, the last one possibly short."""
+        """Read a prompt without messages in fixed blocks from its start; the last block may be short."""
         block = self._system_block(scope, body, [])
         text = body.text
         prefix = []
@@ -153,7 +153,7 @@ class PromptReader:
     def _system_block(self, scope: Scope, body: Body, messages: list[bytes]) -> SystemBlock | None:
         if not (messages or body.system or body.tools):
             return None
-        # A secret seed makes a collision inside one scope a matter of luck, at 1 in 2^64.
+        # The seed is secret, so a collision inside one scope is pure chance, 1 in 2^64.
         memo_key = xxh3_64_intdigest(body.tools, scope.seed)
         memo_key = xxh3_64_intdigest(body.system, memo_key)
         for message in messages:
@@ -169,7 +169,7 @@ class PromptReader:
         return block
 
     def _hash_system(self, scope: Scope, body: Body, messages: list[bytes]) -> SystemBlock | None:
-        """Hash the texts in the order in which a template would print them: top-level, then messages."""
+        """Hash the texts in the order in which a chat template renders them: top-level, then messages."""
         texts = content_texts(body.system)
         for message in messages:
             texts += content_texts(bytes(_decode_head(message).content))
@@ -185,7 +185,7 @@ class PromptReader:
 
 
 def _chain_blocks(prefix: list[Message], chain: int, text: bytes, max_prefix: int) -> int:
-    """Add `text` to the prefix in fixed blocks, the last one possibly short. Returns the chain's new end."""
+    """Add `text` to the prefix in fixed blocks (the last may be short). Returns the chain's new end."""
     for start in range(0, len(text), _TEXT_BLOCK):
         if len(prefix) > max_prefix:
             break
@@ -196,7 +196,7 @@ def _chain_blocks(prefix: list[Message], chain: int, text: bytes, max_prefix: in
 
 
 class _Roles:
-    """Who speaks in a list of messages, looked at only as far as needed."""
+    """The roles in a list of messages, read only as far as needed."""
 
     __slots__ = ("first_user", "has_answer", "num_system")
 
@@ -219,7 +219,7 @@ class _Roles:
 
 
 def _role(message: bytes) -> str:
-    """Return the role of a message, or the type of an item that has none (Responses: function calls)."""
+    """Return the role of a message, or the type of an item without a role (Responses: function calls)."""
     head = _decode_head(message)
     return head.role or ("user" if head.type in ("", "message") else head.type)
 
@@ -238,22 +238,22 @@ def _text_of(message: bytes) -> str:
 
 
 def _attachment_excess(message: bytes) -> int:
-    """Return by how much base64 data makes a message longer than its worth in tokens.
+    """Return how many bytes of a message are base64 data that costs no tokens.
 
-    Text has a space somewhere in any 512 bytes and base64 has none, so three samples tell whether a search
-    of the whole message can find anything. O(1) for text, O(len) otherwise.
+    Text has a space in almost any 512 bytes and base64 has none, so three samples show whether searching the
+    whole message is worthwhile. O(1) for text, O(len) otherwise.
     """
     samples = (message[at : at + 512] for at in (len(message) // 4, len(message) // 2, len(message) * 3 // 4))
     if all(b" " in sample for sample in samples):
         return 0
     rest = message
     for opening in (b";base64,", b'"data":"', b'"data": "'):
-        rest = _without_values(rest, opening)  # what one form took away, the next need not search
+        rest = _without_values(rest, opening)  # the next form searches only what is left
     return len(message) - len(rest)
 
 
 def _without_values(message: bytes, opening: bytes) -> bytes:
-    """Shorten what stands between each `opening` and the next quote to `_ATTACHMENT_BYTES`."""
+    """Shorten the text between each `opening` and the next quote to `_ATTACHMENT_BYTES`."""
     kept = []
     begin = 0
     start = message.find(opening)

@@ -1,8 +1,8 @@
-"""Which request paths exist, in which dialect they speak and which methods they take.
+"""The request paths that are served, with their API dialect and methods.
 
-Only the path of a target decides: the host of an absolute-form target is ignored, so a client cannot steer
-a request by it. Invariant: a path that is served contains no dot segment, no escape and no empty segment,
-and the path that a backend sees is the one that was matched here. Knows nothing of bodies or backends.
+Only the path of a target counts. The host of an absolute-form target is ignored, so a client cannot steer a
+request with it. Invariant: a served path contains no dot segment, escape or empty segment, and the backend
+sees the path that was matched here. Knows nothing about bodies or backends.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _ANY_METHOD: Final = (*_GET, "POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One request target, understood."""
+    """One parsed request target."""
 
     api: Api
-    path: str  # as a backend shall see it: one slash between segments, none at the end
+    path: str  # as sent to a backend: one slash between segments, none at the end
     query: str = ""  # as received, without the question mark
     methods: tuple[str, ...] = _POST
     is_session_routed: bool = True  # False: answered over the whole fleet (the list of models)
-    response_id: str | None = None  # of `/v1/responses/{id}`: only the backend that made it knows it
+    response_id: str | None = None  # from `/v1/responses/{id}`: only the backend that made it has it
 
     @property
     def target(self) -> str:
@@ -50,7 +50,7 @@ _OPERATIONS: Final[dict[Api, tuple[str, ...]]] = {
     Api.AUDIO: ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
 }
 
-# A response id is copied into a path for a backend, so its alphabet is closed and has no dot.
+# A response id is copied into a path for a backend, so its alphabet is restricted and has no dot.
 _RESPONSE_PATH: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel|/input_items)?")
 _MODEL_PATH: Final = re.compile(r"/v1/models/[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+)*")
 _SEGMENTS: Final = re.compile(r"[A-Za-z0-9._~:@+=,-]+(?:/[A-Za-z0-9._~:@+=,-]+)*")
@@ -60,7 +60,7 @@ _ABSOLUTE_FORM: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 
 
 class RouteTable:
-    """All paths that are served: the known APIs and an operator's pass-through list."""
+    """All served paths: the known APIs and the configured pass-through paths."""
 
     def __init__(self, passthrough_paths: Iterable[str] = ()) -> None:
         table = {path: Route(api=api, path=path) for api, paths in _OPERATIONS.items() for path in paths}
@@ -75,14 +75,15 @@ class RouteTable:
     def match(self, method: str, target: str) -> Route:
         """Return the route of a request line.
 
-        Raises BadRequest for a target that tries to leave its path, NotFound for an unknown path,
-        MethodNotAllowed for a known path with another method (methods are case-sensitive: RFC 9110, 9.1).
+        Raises BadRequest for a target with dot segments or forbidden characters, NotFound for an unknown
+        path, MethodNotAllowed for a known path with another method (methods are case-sensitive: RFC 9110,
+        9.1).
         """
         route = self._table.get(target) or self._find(target)
         if method not in route.methods:
             methods = ", ".join(route.methods)
-            allow = f"{methods}, OPTIONS"  # which `lookup` serves
-            raise MethodNotAllowed(f"{route.path} does not take this method; use {methods}", allow=allow)
+            allow = f"{methods}, OPTIONS"  # OPTIONS is served through `lookup`
+            raise MethodNotAllowed(f"{route.path} does not allow this method: use {methods}", allow=allow)
         return route
 
     def lookup(self, target: str) -> Route:
@@ -94,7 +95,7 @@ class RouteTable:
         path = normalise_path(raw_path)
         known = self._table.get(path) or _parametrised(path) or self._passed_through(path)
         if known is None:
-            raise NotFound("unknown path: this gateway does not serve it")
+            raise NotFound("this gateway does not serve this path")
         return Route(
             api=known.api,
             path=known.path,
@@ -112,11 +113,11 @@ class RouteTable:
 
 
 def check_passthrough(path: str) -> None:
-    """Raise ValueError where `path` cannot be on the pass-through list."""
+    """Raise ValueError if `path` is not allowed on the pass-through list."""
     segments = path.removeprefix("/").removesuffix("/*")
     is_plain = path.startswith("/") and _SEGMENTS.fullmatch(segments)
     if not is_plain or any(segment in (".", "..") for segment in segments.split("/")):
-        raise ValueError(f"passthrough_paths: {path!r} is neither a path such as /v1/files nor /v1/files/*")
+        raise ValueError(f"passthrough_paths: {path!r} is not a path such as /v1/files or /v1/files/*")
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -133,18 +134,18 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def normalise_path(path: str) -> str:
-    """Collapse repeated and trailing slashes; refuse everything that could mean another path elsewhere."""
+    """Collapse repeated and trailing slashes. Refuse paths that another server could read differently."""
     decoded = unquote(unquote(path))
     if "\\" in decoded or any(ord(character) < 0x21 or ord(character) == 0x7F for character in decoded):
-        raise BadRequest("the path holds a character that is not allowed there", param="path")
+        raise BadRequest("the path contains a forbidden character", param="path")
     if any(segment in (".", "..") for segment in decoded.split("/")):
-        raise BadRequest("the path holds a dot segment", param="path")
+        raise BadRequest("the path contains a dot segment (. or ..)", param="path")
     collapsed = _REPEATED_SLASHES.sub("/", path)
     return collapsed.rstrip("/") or "/"
 
 
 def dialect_of(target: str) -> Api:
-    """Return whose error shape a client expects that asked for `target`, whether or not it is served."""
+    """Return the dialect whose error format a client expects for `target`, served or not."""
     return Api.MESSAGES if _MESSAGES_TARGET.match(target) else Api.OTHER
 
 

@@ -1,8 +1,8 @@
-"""Options of the wire layer: which parts of a request name a session, and which headers travel.
+"""Options of the wire layer: which parts of a request name a session, and which headers are forwarded.
 
-The defaults recognise the session identities of all clients and gateways we know of, so that moving to
-Homing needs no client change. Invariant: a settings object that was built is valid (patterns compile,
-names are lower case, no source is unknown). Knows nothing of how the options are used.
+The defaults recognise the session ids of all clients and gateways that we know, so moving to Homing needs no
+change in clients. Invariant: a settings object is valid once it is built (patterns compile, names are lower
+case, sources are known). Knows nothing about how the options are used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.wire.defaults import (
 )
 
 Source = Literal["header", "body", "response_id", "prompt_cache_key", "cookie", "fingerprint"]
-"""Places that may name a session. `prompt_group` and `none` are what is left when all of them fail."""
+"""Places that may name a session. If all fail, the source is `prompt_group` or `none`."""
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 
@@ -36,14 +36,14 @@ def _compiles(option: str, pattern: str) -> None:
 
 
 class Normaliser(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One kind of volatile text: what `pattern` matches in a system prompt is hashed as `replacement`."""
+    """One kind of volatile text. Matches of `pattern` in a system prompt are hashed as `replacement`."""
 
     name: str
-    """Name of this kind, for error messages."""
+    """Name of this kind, used in error messages."""
     pattern: str
-    """Regular expression over the text of a system prompt."""
+    """Regular expression, applied to the text of a system prompt."""
     replacement: str = ""
-    """What is hashed instead."""
+    """Text to hash instead."""
 
     def __post_init__(self) -> None:
         _compiles(f"normaliser {self.name!r}", self.pattern)
@@ -53,56 +53,60 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Where the affinity key of a request comes from."""
 
     sources: tuple[Source, ...] = get_args(Source)
-    """Places to look, best first; the first usable value wins. Leave one out to switch it off."""
+    """Places to look for a key, best first. The first usable value wins. Leave a source out to disable it."""
 
     headers: tuple[str, ...] = SESSION_HEADERS
     """Request headers that name a session, best first."""
 
     header_qualifiers: tuple[str, ...] = ("x-claude-code-agent-id",)
-    """Headers that name a sub-agent inside the session; their value becomes part of the key."""
+    """Headers that name a sub-agent within the session. Their value becomes part of the key."""
 
     body_fields: tuple[str, ...] = SESSION_BODY_FIELDS
-    """JSON fields that name a session, best first; one dot reaches into an object."""
+    """JSON fields that name a session, best first. `a.b` is member `b` of object `a`."""
 
     cookie_name: str | None = None
-    """Cookie that names a session; none by default."""
+    """Cookie that names a session. Default: none."""
 
     ignored_values: tuple[str, ...] = IGNORED_VALUES
-    """Values that count as absent, whatever their case."""
+    """Values that count as absent. Case is ignored."""
 
     ignored_pattern: str = IGNORED_PATTERN
-    """Regular expression; a value that matches it as a whole counts as absent."""
+    """Regular expression. A value that it matches completely counts as absent."""
 
     max_key_length: int = 256
-    """Longest usable value in bytes; a longer one counts as absent."""
+    """Maximum length of a value in bytes. A longer one counts as absent."""
 
     fingerprint_min_bytes: int = 32
-    """A first user turn shorter than this ("hi") is no fingerprint: too many conversations begin with it."""
+    """Minimum length of a first user turn for a fingerprint. Too many conversations begin with "hi"."""
 
     normalisers: tuple[Normaliser, ...] = tuple(
         Normaliser(name=name, pattern=pattern, replacement=replacement)
         for name, pattern, replacement in VOLATILE_TEXT
     )
-    """Volatile text to ignore when system prompts are compared; forwarded bytes are never changed. An
-    expression runs over every new prompt: begin it with plain letters, or it costs 20-100 ns a character."""
+    """Volatile text to ignore when system prompts are compared. Forwarded bytes are never changed. Each
+    expression runs over every new prompt: start it with literal letters, or it costs 20-100 ns a
+    character."""
 
     ignores_dates: bool = True
-    """Dates and clock times in system prompts do not count either."""
+    """Whether to ignore dates and clock times in system prompts, too."""
 
     auxiliary_headers: tuple[str, ...] = ("x-openwebui-task", "x-homing-auxiliary")
-    """A request with one of these follows its session's binding but never makes or moves one."""
+    """Headers of auxiliary requests. Such a request follows its session's binding but never makes or moves
+    one."""
 
     auxiliary_prompts: tuple[str, ...] = ("### Task:\n",)
-    """Beginnings of one-message prompts of the same kind (Open WebUI's titles, tags, follow-ups)."""
+    """How one-message prompts of auxiliary requests begin (Open WebUI's titles, tags, follow-ups)."""
 
     max_items: int = 200_000
-    """JSON items in one body up to which messages are looked at one by one; beyond, only names are read."""
+    """Maximum number of JSON items in a body whose messages are read one by one. In larger bodies only the
+    names are read."""
 
     max_prefix_messages: int = 512
-    """Messages of one prompt that take part in prefix matching, from the first."""
+    """Number of messages of a prompt, from the first, that are used for prefix matching."""
 
     prompt_memo_entries: int = 4096
-    """System prompts whose hashes are remembered, so that one is normalised once and not per request."""
+    """Number of system prompts whose hashes are kept, so that they need not be normalised for every
+    request."""
 
     def __post_init__(self) -> None:
         for option in ("headers", "header_qualifiers", "auxiliary_headers"):
@@ -111,9 +115,9 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         _are_unique("body_fields", self.body_fields)
         for field in self.body_fields:
             if not all(field.split(".")) or field.count(".") > 1:
-                raise ValueError(f"body_fields: {field!r} is neither `name` nor `name.name`")
+                raise ValueError(f"body_fields: {field!r} must have the form `name` or `name.name`")
             if field.partition(".")[0] in FIELDS_WITH_ANOTHER_MEANING:
-                raise ValueError(f"body_fields: {field!r} is part of the request itself, never a session")
+                raise ValueError(f"body_fields: {field!r} has another meaning and cannot name a session")
         _compiles("ignored_pattern", self.ignored_pattern)
         for option in ("max_key_length", "max_items", "max_prefix_messages", "prompt_memo_entries"):
             if getattr(self, option) < 1:
@@ -123,17 +127,18 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if self.cookie_name is not None and not re.fullmatch(
             r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", self.cookie_name
         ):
-            raise ValueError(f"cookie_name {self.cookie_name!r} is not a cookie name")
+            raise ValueError(f"cookie_name: {self.cookie_name!r} is not a valid cookie name")
 
 
 class HeaderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which client headers reach a backend."""
+    """Which client headers are forwarded to backends."""
 
     stripped_headers: tuple[str, ...] = ("x-data-parallel-rank",)
-    """Client headers that never reach a backend: they steer the engine and are not the client's to set."""
+    """Client headers that are never forwarded, because they control the engine."""
 
     trust_forwarded_headers: bool = False
-    """Pass `Forwarded`, `X-Forwarded-*` and `X-Real-IP` on; only behind a proxy that sets them itself."""
+    """Forward `Forwarded`, `X-Forwarded-*` and `X-Real-IP`. Use it only behind a proxy that sets them
+    itself."""
 
     def __post_init__(self) -> None:
         for name in self.stripped_headers:
@@ -147,9 +152,11 @@ def _are_header_names(option: str, names: tuple[str, ...]) -> None:
         if not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{option}: {name!r} is not a lower-case header name")
         if name in NEVER_A_SESSION:
-            raise ValueError(f"{option}: {name!r} names a request, a person or a place, never a session")
+            raise ValueError(
+                f"{option}: {name!r} cannot name a session: it names a request, person or address"
+            )
 
 
 def _are_unique(option: str, values: tuple[str, ...]) -> None:
     if len(set(values)) != len(values):
-        raise ValueError(f"{option} names one entry twice")
+        raise ValueError(f"{option} has a duplicate entry")

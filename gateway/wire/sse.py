@@ -1,12 +1,12 @@
-"""What passes by in a stream of server-sent events: first token, usage, why it ended, its id.
+"""Observes a stream of server-sent events: first token, usage, finish reason, id.
 
-The observer stands beside the relay: it is fed the bytes that are forwarded and never changes them. Most
-events say nothing that routing needs (a token in the middle of an answer), so once the first token was seen
-a block of events is only searched for a few words and decoded when one occurs; a word inside a model's text
-merely costs a decode. Invariant: the state depends on the bytes fed, never on how they were cut. Events are
-blocks that a blank line ends (WHATWG HTML, 9.2.6), with LF, CRLF or CR, comments included.
+The observer gets the bytes that the relay forwards and never changes them. Most events (a token in the middle
+of an answer) contain nothing that routing needs. So after the first token, a block of events is only searched
+for a few words and decoded if one occurs; such a word in a model's text only costs a decode. Invariant: the
+state depends on the bytes, never on how they are split into chunks. An event is a block that ends with a
+blank line (WHATWG HTML, 9.2.6), with LF, CRLF or CR; comments count too.
 
-What it does not do: validate, or fail. An event that cannot be understood is counted and left alone.
+It does not validate and never fails: an event that cannot be decoded is counted and skipped.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gateway.wire.answers import (
 from gateway.wire.usage import WireUsage, merge_usage
 
 _MAX_EVENT_BYTES: Final = 2 << 20  # a final `response.completed` repeats the whole answer
-_LINE_END_BYTES: Final = 4  # what may stand behind an event before its end is known
+_LINE_END_BYTES: Final = 4  # bytes that may follow an event before its end is known
 _EMPTY_VALUES: Final = (b"", b"null", b'""', b"[]")
 _RESPONSES_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
 class SseObserver:
-    """Observes one stream of one API. Changes only itself; cost O(bytes): a dull event is only searched."""
+    """Observes one stream of one API. O(bytes): a dull event, one without news, is only searched."""
 
     __slots__ = (
         "_decode",
@@ -58,7 +58,7 @@ class SseObserver:
         self.finish_reason: str | None = None
         self.response_id: str | None = None
         self.num_events = 0
-        self._pending: list[bytes] = []  # the event under way, in pieces
+        self._pending: list[bytes] = []  # the incomplete event, in pieces
         self._pending_bytes = 0
         self._decode: Callable[[SseObserver, bytes], None]  # unbound: a bound one would be a cycle
         self._is_dull: Callable[[bytes], bool]
@@ -73,7 +73,7 @@ class SseObserver:
 
     @property
     def is_mid_event(self) -> bool:
-        """Whether the bytes so far end inside an event, so that a client still waits for the rest."""
+        """Whether the bytes so far end inside an event."""
         return self._pending_bytes > 0
 
     def feed(self, data: bytes) -> None:
@@ -87,7 +87,7 @@ class SseObserver:
             self._pending_bytes = 0
         if b"\r" in data:
             data = _with_line_feeds(data)
-        # data: [ complete blocks | the event under way ]
+        # data: [ complete blocks | incomplete event ]
         #                         ^ end
         end = data.rfind(b"\n\n") + 2
         if end > 1:
@@ -96,11 +96,11 @@ class SseObserver:
         self._keep(data.lstrip(b"\n"))
 
     def _ends_with_carriage_return(self) -> bool:
-        """Whether the next byte decides what the last one was: half of a CRLF, or a line end of its own."""
+        """Whether the last byte is a CR, which is half of a CRLF or a line end of its own."""
         return bool(self._pending) and self._pending[-1].endswith(b"\r")
 
     def _take(self, blocks: bytes) -> None:
-        """Take complete blocks; blank lines at the start belong to none."""
+        """Process complete blocks; blank lines at the start belong to none."""
         if blocks.startswith(b"\n") or b"\n\n\n" in blocks or not self.has_first_token:
             self._look(blocks)
         elif self._is_dull(blocks):
@@ -115,7 +115,7 @@ class SseObserver:
         if self._pending_bytes <= _MAX_EVENT_BYTES:
             self._pending.append(data)
         else:
-            # Too large to be one of ours: its end is still awaited, its content is given up.
+            # Too large: drop the content but keep waiting for its end.
             self._pending = [b":", data[-1:]]
 
     def _look(self, block: bytes) -> None:
@@ -127,7 +127,7 @@ class SseObserver:
             if len(event) > _MAX_EVENT_BYTES - _LINE_END_BYTES:
                 continue
             if self.has_first_token and self._is_dull(event):
-                continue  # decided per event too, or the result would depend on its neighbours
+                continue  # decide per event, or the result would depend on the other events of the block
             payload = _payload(event)
             if payload is None:
                 continue
@@ -203,7 +203,7 @@ class SseObserver:
 
 
 def _payload(event: bytes) -> bytes | None:
-    """Return the data of one event: its `data` lines joined, or None where it has none."""
+    """Return the data of one event: its joined `data` lines, or None if it has none."""
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]
     lines = []
@@ -215,7 +215,7 @@ def _payload(event: bytes) -> bytes | None:
 
 
 def _with_line_feeds(data: bytes) -> bytes:
-    """Turn CRLF and CR into LF; a CR at the very end waits for what follows it."""
+    """Turn CRLF and CR into LF. A CR at the very end stays, because an LF may follow."""
     last = data[-1:] if data.endswith(b"\r") else b""
     return data[: len(data) - len(last)].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + last
 
@@ -233,10 +233,10 @@ def _has_token(answer: ChatAnswer) -> bool:
 
 
 def _is_dull_chat(block: bytes) -> bool:
-    """Whether no event here has a finish reason, a usage or an error, nor is the last one.
+    """Whether no event in the block has a finish reason, usage or error, or is the last one.
 
-    The two names may occur with null, in either spelling that engines use; any other spelling only means
-    that the block is decoded.
+    `finish_reason` and `usage` may be present with null, in either spelling that engines use. Any other
+    spelling only causes the block to be decoded.
     """
     if block.count(b"error") or block.count(b"[DONE]"):
         return False

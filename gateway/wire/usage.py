@@ -1,7 +1,8 @@
-"""How engines report tokens, and the one `Usage` that all their words become.
+"""Converts the token counts of all dialects to one `Usage`.
 
-OpenAI counts cached tokens inside `prompt_tokens`; Anthropic reports them beside `input_tokens`, so there the
-three parts are added up. `None` means that the engine did not say; 0 is a statement. Knows no transport.
+OpenAI includes cached tokens in `prompt_tokens`; Anthropic reports them separately from `input_tokens`, so
+its three parts are added up. `None` means not reported, which is different from 0. Knows nothing about
+transport.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class WireUsage(msgspec.Struct, gc=False):
 
 
 def merge_usage(known: Usage, said: WireUsage) -> Usage:
-    """Return `known` with everything that `said` knows better: later events carry later counts."""
+    """Return `known` updated with the counts in `said`: later events have later counts."""
     prompt_tokens = said.prompt_tokens if said.input_tokens is None else _input(known, said)
     completion_tokens = said.output_tokens if said.completion_tokens is None else said.completion_tokens
     cached_tokens = _cached(said)
@@ -44,7 +45,7 @@ def merge_usage(known: Usage, said: WireUsage) -> Usage:
 
 
 def _input(known: Usage, said: WireUsage) -> int:
-    """Return all input tokens. An event that repeats `input_tokens` alone takes no cached ones back."""
+    """Return all input tokens. An event that repeats only `input_tokens` does not reduce the total."""
     total = said.input_tokens or 0
     if said.cache_read_input_tokens is None and said.cache_creation_input_tokens is None:
         return max(total, known.prompt_tokens or 0)

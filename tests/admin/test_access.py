@@ -6,7 +6,7 @@ from typing import Any
 
 from fakes.gateway_world import GatewayWorld
 
-from gateway.admin.access import Tokens
+from gateway.request.operator_tokens import Tokens
 
 BOTH = {"HOMING_ADMIN_TOKEN": "operate-me", "HOMING_ADMIN_READ_TOKEN": "read-me"}
 ROUTE = {"body": {"model": "fake-model", "messages": [{"role": "user", "content": "x"}]}}

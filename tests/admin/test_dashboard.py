@@ -115,7 +115,7 @@ async def test_an_operator_finds_explains_and_drains() -> None:
 
         await page.click(f"#fleet button[data-focus='drain:{home}']")
         await page.until("document.querySelector('#confirm').open")
-        assert "computed again" in await page.text("#confirm")
+        assert "recompute" in await page.text("#confirm")
         await page.click("#confirm button[value='no']")
         assert world.state(int(home[1:])) == "ready"
         await page.click(f"#fleet button[data-focus='drain:{home}']")
@@ -178,7 +178,7 @@ async def test_a_token_is_asked_for_and_kept_for_this_tab_only() -> None:
         await page.click("#fleet button[data-focus='cordon:b0']")
         await page.until("document.querySelector('#confirm').open")
         await page.click("#confirm-yes")
-        await page.until("document.querySelector('#toasts').innerText.includes('may read only')")
+        await page.until("document.querySelector('#toasts').innerText.includes('read-only')")
         assert world.state(0) == "ready"
         refused = [one for one in page.trouble if "401" not in one and "403" not in one]
         assert refused == []  # the browser itself notes refused requests
@@ -224,4 +224,4 @@ async def test_keys_themes_and_a_phone() -> None:
         assert page.trouble == []
 
         await world.gateway.stop(drain_timeout_s=0)
-        await page.until("document.querySelector('#health').innerText.includes('trying again')")
+        await page.until("document.querySelector('#health').innerText.includes('retrying')")

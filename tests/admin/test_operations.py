@@ -257,13 +257,13 @@ async def test_engines_without_pins_are_named() -> None:
         order = {"name": "support", "prompt": "You are", "backends": ["b0"]}
         refused = await world.admin.post(f"{V1}/pins", json=order)
         assert refused.status_code == 409
-        assert "vllm, which has no pins" in refused.json()["detail"]
+        assert "vllm, which does not support pins" in refused.json()["detail"]
         assert (await world.admin.post(f"{V1}/pins", json={**order, "backends": None})).status_code == 409
         assert (
             await world.admin.post(f"{V1}/pins", json={"name": "x", "backends": ["b0"]})
         ).status_code == 400
         (row,) = (await get(world, "/pins"))["backends"]
-        assert (row["pins"], row["problem"]) == ([], "vllm has no pins")
+        assert (row["pins"], row["problem"]) == ([], "vllm does not support pins")
 
 
 # -- the process

@@ -165,12 +165,12 @@ async def test_what_stands_is_bounded(world: World) -> None:
     """In number and in size: the orders hold prompts."""
     for number in range(MAX_ORDERS):
         world.standing.keep(PinOrder(name=str(number), prompt="x"))
-    with pytest.raises(Conflict, match="take one back"):
+    with pytest.raises(Conflict, match="remove one first"):
         world.standing.check(ORDER)
     world.standing.check(PinOrder(name="0", prompt="x"))  # stands already
     assert world.standing.forget_named("0")
     world.standing.check(ORDER)
-    with pytest.raises(BadRequest, match="name backends"):
+    with pytest.raises(BadRequest, match="name its backends"):
         world.standing.check(PinOrder(name="big", prompt="x" * MAX_ORDER_BYTES))
 
 

@@ -23,13 +23,13 @@ from gateway.values import BackendId
     ("arguments", "expected"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["gatway"], "there is no 'gatway'; did you mean gateway?"),
-        (["frobnicate"], "there is no 'frobnicate' (there are up, gateway, worker,"),
-        (["gateway", "--prot", "1"], "homing gateway: there is no --prot here; did you mean --port?"),
+        (["gatway"], "invalid choice 'gatway'; did you mean gateway?"),
+        (["frobnicate"], "invalid choice 'frobnicate' (choose from up, gateway, worker,"),
+        (["gateway", "--prot", "1"], "homing gateway: unknown option --prot; did you mean --port?"),
         (["gateway", "--prot=1"], "did you mean --port?"),
-        (["gateway", "extra"], "homing gateway: there is no extra here"),
+        (["gateway", "extra"], "homing gateway: unknown argument extra"),
         (["gateway", "--port", "x"], "argument --port: invalid int value: 'x'"),
-        (["backends", "remov", "b0"], "there is no 'remov'; did you mean remove?"),
+        (["backends", "remov", "b0"], "invalid choice 'remov'; did you mean remove?"),
         (["pin", "name"], "the following arguments are required: file"),
     ],
 )
@@ -52,7 +52,7 @@ def test_help_lists_commands_and_exit_statuses(capsys: pytest.CaptureFixture[str
     text = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 0
     assert all(f" {name} " in text for name in COMMANDS)
-    assert "0 well, 1 the answer is no, 2 asked wrongly, 3 nobody answers" in text
+    assert "0 success, 1 failure or negative result, 2 usage error, 3 no gateway answers" in text
     assert (CommandFailed.status, UsageError.status, Unreachable.status) == (1, 2, 3)
 
 

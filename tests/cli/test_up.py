@@ -202,7 +202,7 @@ def test_killing_the_supervisor_leaves_no_orphans(model: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["up", "--model", "/no/such/model"], "there is no model at /no/such/model"),
+        (["up", "--model", "/no/such/model"], "no model at /no/such/model"),
         (["up", "--backends", "0"], "--backends must be at least 1"),
         (
             ["up", "--port", "0", "--admin-port", "0", "--config", "/no/such.yaml"],

@@ -15,8 +15,8 @@ from fakes.helm_chart import CHART, render
     ("values", "message"),
     [
         ({"worker": {"enabled": False}}, "no engine to send requests to"),
-        ({"redis": {"bundled": {"enabled": False}}}, "several gateways need a session store"),
-        ({"redis": {"external": {"url": "redis://r:6379"}}}, "turn the bundled one off"),
+        ({"redis": {"bundled": {"enabled": False}}}, "several gateways need a shared session store"),
+        ({"redis": {"external": {"url": "redis://r:6379"}}}, "set redis.bundled.enabled to false"),
         ({"ingress": {"enabled": True}}, r"set ingress\.hosts"),
         ({"httpRoute": {"enabled": True}}, r"set httpRoute\.parentRefs"),
         (
@@ -24,7 +24,7 @@ from fakes.helm_chart import CHART, render
                 "gateway": {"replicas": 1},
                 "redis": {"bundled": {"enabled": False}, "external": {"existingSecret": "s"}},
             },
-            "but no server",
+            "without a server",
         ),
     ],
 )

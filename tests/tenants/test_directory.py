@@ -126,7 +126,7 @@ def test_settings_of_tokens_are_checked(settings: dict[str, Any]) -> None:
     ("config", "says"),
     [
         ({"tenants": [{"name": "a"}]}, "'a' has no key"),
-        ({"tenants": [{"name": "a", "certificate_names": ["x"]}]}, "client_ca_file asks for none"),
+        ({"tenants": [{"name": "a", "certificate_names": ["x"]}]}, "client_ca_file is not set"),
         ({"authentication": {"keys_in_redis": True}}, "needs sessions.store: redis"),
         ({"tenants": [{"name": "a", "keys_env": "A", "limits": {"max_in_flight": 0}}]}, "max_in_flight"),
     ],

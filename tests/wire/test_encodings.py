@@ -88,12 +88,12 @@ def test_broken_data_is_a_bad_request(parse: Parse, encoding: str, body: bytes) 
 def test_growth_is_bounded_in_size_and_ratio() -> None:
     """A bomb is stopped at the limit, whichever limit comes first; small bodies may compress well."""
     bomb = gzip.compress(bytes(50_000_000))
-    with pytest.raises(BadRequest, match="grows"):
+    with pytest.raises(BadRequest, match="times as large"):
         decode_body(bomb, "gzip", max_bytes=1 << 30)
     with pytest.raises(BodyTooLarge):
         decode_body(bomb, "gzip", max_bytes=2_000_000)
     nested = gzip.compress(bomb)
-    with pytest.raises(BadRequest, match="grows"):
+    with pytest.raises(BadRequest, match="times as large"):
         decode_body(nested, "gzip, gzip", max_bytes=1 << 30)
     assert len(decode_body(gzip.compress(bytes(1_000_000)), "gzip", max_bytes=1 << 30)) == 1_000_000
 
@@ -103,7 +103,7 @@ def test_a_body_compressed_over_and_over_is_refused() -> None:
     body = TEXT
     for _ in range(4):
         body = gzip.compress(body, 0)
-    with pytest.raises(BadRequest, match="too many times"):
+    with pytest.raises(BadRequest, match="content encodings"):
         decode_body(body, "gzip, gzip, gzip, gzip", max_bytes=1 << 20)
     assert decode_body(gzip.decompress(body), "gzip, identity, gzip, gzip", max_bytes=1 << 20) == TEXT
 

@@ -1,10 +1,10 @@
-// Requests to the admin API. The token lives in this tab's session storage and travels in a header, so no
-// other page can make the browser send it.
+// Requests to the admin API. The token is kept in this tab's session storage and sent in a header, so no other
+// page can make the browser send it.
 
 const TOKEN = "homing-admin-token";
 const TIMEOUT_MS = 10000;
 
-/** What the gateway answered when it was not a success; `status` 0: it did not answer. */
+/** An error answer from the gateway; `status` 0 means that it did not answer. */
 export class ApiError extends Error {
   constructor(status, detail) {
     super(detail);

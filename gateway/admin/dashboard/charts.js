@@ -1,4 +1,4 @@
-// Line charts by uPlot, in the colours of the theme.
+// Line charts (uPlot) in the theme's colours.
 
 import { byId, make } from "./dom.js";
 
@@ -19,8 +19,8 @@ export class Chart {
     this.legend = make(
       "div",
       { class: "legend" },
-      ...lines.map((one) =>
-        make("span", { class: one.class }, make("i"), document.createTextNode(one.label)),
+      ...lines.map((line) =>
+        make("span", { class: line.class }, make("i"), document.createTextNode(line.label)),
       ),
     );
     this.node.after(this.legend);
@@ -47,9 +47,9 @@ export class Chart {
       ticks: { show: false },
       font: "12px system-ui",
     };
-    const series = this.lines.map((one) => ({
-      label: one.label,
-      stroke: colour(one.colour),
+    const series = this.lines.map((line) => ({
+      label: line.label,
+      stroke: colour(line.colour),
       width: 2,
       spanGaps: true,
       points: { show: !this.isTime, size: 6, fill: colour("--panel") },
@@ -97,7 +97,7 @@ export class Chart {
 
 /** 1, 2 and 5 times every power of ten, from `least` on. */
 const stepsFrom = (least) =>
-  Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((one) => one * least * 10 ** power)).flat();
+  Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((digit) => digit * least * 10 ** power)).flat();
 const rangeOfTurns = (_, low, high) => [Math.min(0.5, low ?? 1), Math.max(5, high ?? 1) + 0.5];
 const timeLabels = (_, ticks) => ticks.map((tick) => new Date(tick * 1000).toLocaleTimeString("en-GB"));
 

@@ -1,4 +1,4 @@
-// One colour per backend, by its place in the alphabet, so that all parts of the page agree.
+// One colour per backend, by alphabetical position, so that all parts of the page agree.
 
 import { make } from "./dom.js";
 
@@ -10,12 +10,12 @@ export function learnBackends(names) {
   [...names].sort().forEach((name, place) => places.set(name, place));
 }
 
-/** The CSS class of a backend's colour; none for one that has left. */
+/** The CSS class of a backend's colour; empty for a backend that is no longer in the fleet. */
 export function colourOf(name) {
   return places.has(name) ? `b${places.get(name) % NUM_COLOURS}` : "";
 }
 
-/** A backend's name with its colour before it. */
+/** A backend's name, preceded by its colour. */
 export function named(name) {
   return make(
     "span",

@@ -1,11 +1,11 @@
-// Questions and short messages to the person in front of the page.
+// Dialogs and toasts.
 
 import { token } from "./api.js";
 import { byId, make, replace } from "./dom.js";
 
 const TOAST_MS = 6000;
 
-/** Ask before something is done. Resolves to whether it shall be; Escape and Cancel mean no. */
+/** Ask for confirmation. Resolves to true on yes; Escape and Cancel mean no. */
 export function confirm(title, yes, ...content) {
   const dialog = byId("confirm");
   byId("confirm-title").textContent = title;
@@ -14,7 +14,7 @@ export function confirm(title, yes, ...content) {
   return answerOf(dialog).then((answer) => answer === "yes");
 }
 
-/** Ask for the token, once at a time. Resolves to whether there is one now. */
+/** Ask for the token, unless the dialog is already open. Resolves to whether a token is set now. */
 export async function askToken() {
   const dialog = byId("token-dialog");
   if (dialog.open) return false;
@@ -34,12 +34,18 @@ export function toast(text, { isBad = false } = {}) {
   setTimeout(() => note.remove(), TOAST_MS);
 }
 
-function answerOf(dialog) {
+const closed = new Map();
+
+/** Show a dialog. Its last close event may still be due (it comes with an animation frame), so wait for that. */
+async function answerOf(dialog) {
+  await closed.get(dialog);
   dialog.returnValue = "no";
   dialog.showModal();
-  return new Promise((resolve) =>
+  const answer = new Promise((resolve) =>
     dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true }),
   );
+  closed.set(dialog, answer);
+  return answer;
 }
 
 byId("token-forget").addEventListener("click", () => {

@@ -1,5 +1,5 @@
-// The only way this page makes elements. Everything that comes from the gateway becomes a text node or an
-// attribute of our choosing, never markup: names of backends, models and sessions are not ours.
+// The only way this page creates elements. Values from the gateway become text nodes or known attributes, never
+// markup: we do not control the names of backends, models and sessions.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -27,18 +27,18 @@ function fill(node, options, children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Replace what is inside, and give the focus back to the control that had it (by `data-focus`). */
+/** Replace the children and restore focus to the control that had it (matched by `data-focus`). */
 export function replace(container, ...children) {
   const focused = container.contains(document.activeElement)
     ? document.activeElement.dataset.focus
     : undefined;
   container.replaceChildren(...children.filter(Boolean));
   if (focused === undefined) return;
-  const again = [...container.querySelectorAll("[data-focus]")].find((one) => one.dataset.focus === focused);
+  const again = [...container.querySelectorAll("[data-focus]")].find((control) => control.dataset.focus === focused);
   if (again) again.focus({ preventScroll: true });
 }
 
-/** Render only when what is shown has changed: a table that stands still can be read and selected. */
+/** Render only when the data has changed, so that text in a table can be read and selected. */
 export function whenChanged(render) {
   let before;
   return (value, ...more) => {
@@ -55,13 +55,13 @@ export function whenChanged(render) {
  */
 export function table(columns, rows, emptyText) {
   if (!rows.length) return make("p", { class: "empty", text: emptyText });
-  const heads = columns.map((one) => make("th", { class: one.kind, scope: "col", text: one.name }));
+  const heads = columns.map((column) => make("th", { class: column.kind, scope: "col", text: column.name }));
   const lines = rows.map((row) =>
     make(
       "tr",
       {},
-      ...columns.map((one) =>
-        make("td", { class: one.kind, "data-label": one.name || null }, asNode(one.cell(row))),
+      ...columns.map((column) =>
+        make("td", { class: column.kind, "data-label": column.name || null }, asNode(column.cell(row))),
       ),
     ),
   );
@@ -80,7 +80,7 @@ function asNode(value) {
     : document.createTextNode(value === null || value === undefined ? "–" : String(value));
 }
 
-/** A bar of one or more parts, each {share, class}; shares are of the whole, 0 to 1. */
+/** A bar made of parts {share, class}; each share is a fraction of the whole, 0 to 1. */
 export function bar(parts, label) {
   const svg = draw("svg", {
     class: "bar",

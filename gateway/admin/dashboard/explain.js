@@ -1,4 +1,4 @@
-// A dry run of one request: which backend, why, and what the others would have cost.
+// A dry run of one request: which backend it would go to, why, and the price of the others.
 
 import { ApiError, post } from "./api.js";
 import { named } from "./colours.js";
@@ -13,7 +13,7 @@ export function startExplain() {
   });
 }
 
-/** Go to the form, filled with what is known of a session. */
+/** Go to the form and fill in what is known about a session. */
 export function openExplain(sessionId, model) {
   if (sessionId) byId("explain-session").value = sessionId;
   if (model) byId("explain-model").value = model;
@@ -36,35 +36,35 @@ async function decide() {
 }
 
 function show(decision) {
-  const prices = decision.candidates.map((one) => one.price).filter((one) => one !== null);
+  const prices = decision.candidates.map((candidate) => candidate.price).filter((price) => price !== null);
   const most = Math.max(1e-9, ...prices);
   const columns = [
-    { name: "Candidate", kind: "title", cell: (one) => named(one.backend) },
-    { name: "Considered as", cell: (one) => words(one.reason) },
+    { name: "Candidate", kind: "title", cell: (candidate) => named(candidate.backend) },
+    { name: "Reason", cell: (candidate) => words(candidate.reason) },
     {
       name: "Price",
       kind: "number",
-      cell: (one) =>
+      cell: (candidate) =>
         make(
           "span",
           { class: "with-bar" },
-          make("span", { text: seconds(one.price) }),
-          bar([{ share: (one.price ?? most) / most }], `price ${seconds(one.price)}`),
+          make("span", { text: seconds(candidate.price) }),
+          bar([{ share: (candidate.price ?? most) / most }], `price ${seconds(candidate.price)}`),
         ),
     },
-    { name: "Wait", kind: "number", cell: (one) => seconds(one.wait_s) },
-    { name: "Own prefill", kind: "number", cell: (one) => seconds(one.prefill_s) },
+    { name: "Wait", kind: "number", cell: (candidate) => seconds(candidate.wait_s) },
+    { name: "Own prefill", kind: "number", cell: (candidate) => seconds(candidate.prefill_s) },
     {
       name: "Expected cached",
       kind: "number",
-      cell: (one) => `${count(one.expected_cached_tokens)} of ${count(decision.prompt_tokens)}`,
+      cell: (candidate) => `${count(candidate.expected_cached_tokens)} of ${count(decision.prompt_tokens)}`,
     },
   ];
   const home = decision.binding
-    ? `It lives on ${decision.binding.backend} after ${count(decision.binding.turns)} turns.`
+    ? `The session lives on ${decision.binding.backend} (${count(decision.binding.turns)} turns so far).`
     : decision.session
-      ? "It is not bound yet."
-      : "It names no session.";
+      ? "The session is not bound yet."
+      : "It belongs to no session.";
   const sentence = make(
     "p",
     {},
@@ -72,5 +72,5 @@ function show(decision) {
     make("strong", { text: decision.backend }),
     `: ${words(decision.affinity)}, ${words(decision.reason)} (policy ${decision.policy}, key from ${words(decision.key_source)}). ${home}`,
   );
-  replace(byId("explain-body"), sentence, table(columns, decision.candidates, "No candidate"));
+  replace(byId("explain-body"), sentence, table(columns, decision.candidates, "No candidates"));
 }

@@ -1,4 +1,4 @@
-// The fleet: a line per backend, and the orders that an operator may give.
+// The fleet: one row per backend, with buttons to cordon, drain and undrain it.
 
 import { ApiError, post } from "./api.js";
 import { named } from "./colours.js";
@@ -33,63 +33,63 @@ export function showFleet(summary) {
 
 const render = whenChanged((all, filter) => {
   const wanted = filter.trim().toLowerCase();
-  const found = all.filter((one) =>
-    `${one.id} ${one.url} ${one.state} ${one.engine}`.toLowerCase().includes(wanted),
+  const found = all.filter((backend) =>
+    `${backend.id} ${backend.url} ${backend.state} ${backend.engine}`.toLowerCase().includes(wanted),
   );
-  const most = Math.max(1, ...found.map((one) => one.in_flight));
+  const most = Math.max(1, ...found.map((backend) => backend.in_flight));
   const columns = [
-    { name: "Backend", kind: "title", cell: (one) => nameOf(one) },
-    { name: "State", cell: (one) => stateOf(one) },
+    { name: "Backend", kind: "title", cell: (backend) => nameOf(backend) },
+    { name: "State", cell: (backend) => stateOf(backend) },
     {
       name: "Load",
       kind: "number",
-      cell: (one) => withBar(one.in_flight, one.in_flight / most, `${one.in_flight} in flight`),
+      cell: (backend) => withBar(backend.in_flight, backend.in_flight / most, `${backend.in_flight} in flight`),
     },
-    { name: "Wait", kind: "number", cell: (one) => seconds(one.routing?.wait_s) },
-    { name: "Sessions", kind: "number", cell: (one) => count(one.sessions) },
+    { name: "Wait", kind: "number", cell: (backend) => seconds(backend.routing?.wait_s) },
+    { name: "Sessions", kind: "number", cell: (backend) => count(backend.sessions) },
     {
       name: "Hit rate",
       kind: "number",
-      cell: (one) =>
-        withBar(share(one.hit_rate), one.hit_rate ?? 0, `hit rate ${share(one.hit_rate)}`, "is-cached"),
+      cell: (backend) =>
+        withBar(share(backend.hit_rate), backend.hit_rate ?? 0, `hit rate ${share(backend.hit_rate)}`, "is-cached"),
     },
-    { name: "KV in use", kind: "number", cell: (one) => kvOf(one) },
-    { name: "Weight", kind: "number", cell: (one) => one.weight },
-    { name: "", kind: "actions", cell: (one) => actionsOf(one) },
+    { name: "KV in use", kind: "number", cell: (backend) => kvOf(backend) },
+    { name: "Weight", kind: "number", cell: (backend) => backend.weight },
+    { name: "", kind: "actions", cell: (backend) => actionsOf(backend) },
   ];
   const rest =
     found.length > MAX_ROWS
-      ? make("p", { class: "note", text: `${MAX_ROWS} of ${found.length} shown: filter for others` })
+      ? make("p", { class: "note", text: `Showing ${MAX_ROWS} of ${found.length}. Filter to see others.` })
       : null;
   replace(
     byId("fleet-body"),
-    table(columns, found.slice(0, MAX_ROWS), all.length ? "No backend matches" : "No backend yet"),
+    table(columns, found.slice(0, MAX_ROWS), all.length ? "No backend matches the filter" : "No backends yet"),
     rest,
   );
 });
 
-function nameOf(one) {
-  const more = `${one.engine} · ${one.url}${one.models?.length ? ` · ${one.models.join(", ")}` : ""}`;
-  return make("span", {}, named(one.id), make("br"), make("span", { class: "quiet mono", text: more }));
+function nameOf(backend) {
+  const more = `${backend.engine} · ${backend.url}${backend.models?.length ? ` · ${backend.models.join(", ")}` : ""}`;
+  return make("span", {}, named(backend.id), make("br"), make("span", { class: "quiet mono", text: more }));
 }
 
-function stateOf(one) {
-  const pill = make("span", { class: `pill ${STATE_CLASS[one.state] ?? ""}`, text: one.state });
-  if (!one.drain) return pill;
-  const left = one.drain.is_drained
+function stateOf(backend) {
+  const pill = make("span", { class: `pill ${STATE_CLASS[backend.state] ?? ""}`, text: backend.state });
+  if (!backend.drain) return pill;
+  const left = backend.drain.is_drained
     ? "empty"
-    : `${many(one.drain.sessions, "session")}, ${many(one.drain.in_flight, "request")} left`;
+    : `${many(backend.drain.sessions, "session")}, ${many(backend.drain.in_flight, "request")} left`;
   return make("span", {}, pill, make("br"), make("span", { class: "quiet", text: left }));
 }
 
-function kvOf(one) {
-  return one.kv_usage === null
+function kvOf(backend) {
+  return backend.kv_usage === null
     ? "–"
     : withBar(
-        share(one.kv_usage),
-        one.kv_usage,
-        `KV cache ${share(one.kv_usage)} in use`,
-        one.kv_usage > 0.9 ? "is-high" : "",
+        share(backend.kv_usage),
+        backend.kv_usage,
+        `KV cache ${share(backend.kv_usage)} in use`,
+        backend.kv_usage > 0.9 ? "is-high" : "",
       );
 }
 
@@ -102,51 +102,51 @@ function withBar(text, part, label, kind = "") {
   );
 }
 
-function actionsOf(one) {
-  const isHeld = one.state === "draining" || one.state === "cordoned" || one.drain !== null;
+function actionsOf(backend) {
+  const isHeld = backend.state === "draining" || backend.state === "cordoned" || backend.drain !== null;
   const button = (text, focus, click) =>
     make("button", {
       type: "button",
       text,
-      "data-focus": `${focus}:${one.id}`,
-      "aria-label": `${text} ${one.id}`,
+      "data-focus": `${focus}:${backend.id}`,
+      "aria-label": `${text} ${backend.id}`,
       on: { click },
     });
   const buttons = isHeld
-    ? [button("Undrain", "drain", () => order(one, "undrain", `${one.id} takes sessions again`))]
-    : [button("Cordon", "cordon", () => askCordon(one)), button("Drain", "drain", () => askDrain(one))];
+    ? [button("Undrain", "drain", () => order(backend, "undrain", `${backend.id} takes sessions again`))]
+    : [button("Cordon", "cordon", () => askCordon(backend)), button("Drain", "drain", () => askDrain(backend))];
   return make("span", {}, ...buttons);
 }
 
-async function askDrain(one) {
+async function askDrain(backend) {
   const lines = [
     make("p", {
-      text: `${one.id} takes no new sessions. What is bound to it (${many(one.sessions, "session")}) moves at its next turn and is computed again elsewhere; what runs (${many(one.in_flight, "request")}) finishes.`,
+      text: `${backend.id} stops taking new sessions. ${many(backend.sessions, "bound session")} will move to other backends at the next turn, which recomputes the history. ${many(backend.in_flight, "running request")} will finish.`,
     }),
-    make("p", { class: "quiet", text: await costOf(one.id) }),
+    make("p", { class: "quiet", text: await costOf(backend.id) }),
   ];
-  if (await confirm(`Drain ${one.id}?`, "Drain", ...lines))
-    await order(one, "drain", `${one.id} is draining`);
+  if (await confirm(`Drain ${backend.id}?`, "Drain", ...lines))
+    await order(backend, "drain", `${backend.id} is draining`);
 }
 
-async function askCordon(one) {
-  const line = make("p", { text: `${one.id} takes no new sessions. Bound ones stay.` });
-  if (await confirm(`Cordon ${one.id}?`, "Cordon", line)) await order(one, "cordon", `${one.id} is cordoned`);
+async function askCordon(backend) {
+  const line = make("p", { text: `${backend.id} stops taking new sessions. Bound sessions stay.` });
+  if (await confirm(`Cordon ${backend.id}?`, "Cordon", line)) await order(backend, "cordon", `${backend.id} is cordoned`);
 }
 
-/** What the sessions of a backend hold, by the what-if of its removal. */
+/** The context tokens that draining this backend would recompute: ask what-if about its removal. */
 async function costOf(id) {
   try {
     const judged = await post("what-if", { remove: [id] });
-    return `About ${count(judged.tokens_moved)} tokens of context would be computed again (${share(judged.tokens_moved_share)} of all).`;
+    return `About ${count(judged.tokens_moved)} tokens of context would be recomputed (${share(judged.tokens_moved_share)} of all).`;
   } catch {
     return "";
   }
 }
 
-async function order(one, verb, words) {
+async function order(backend, verb, words) {
   try {
-    await post(`backends/${encodeURIComponent(one.id)}/${verb}`);
+    await post(`backends/${encodeURIComponent(backend.id)}/${verb}`);
     toast(words);
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;

@@ -1,4 +1,4 @@
-// Numbers and times as people read them. Absent is a dash, never zero.
+// Numbers and times for people. A missing value is a dash, never zero.
 
 const DASH = "–";
 const isAbsent = (value) => value === null || value === undefined || Number.isNaN(value);

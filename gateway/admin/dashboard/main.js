@@ -1,5 +1,5 @@
-// The page as a whole: asks for the summary every two seconds, less often while that fails, and not at all
-// while nobody looks; hands it to the views; keys, theme and token.
+// The page: polls the summary every two seconds (less often while that fails, not at all while the tab is
+// hidden) and passes it to the views. Also keyboard shortcuts, theme and token.
 
 import { ApiError, get, token } from "./api.js";
 import { recolour } from "./charts.js";
@@ -38,15 +38,15 @@ async function poll() {
 
 function show(summary) {
   const { backends, session_store: store } = summary.status;
-  const ready = backends.filter((one) => one.state === "ready").length;
+  const ready = backends.filter((backend) => backend.state === "ready").length;
   const isWhole = ready === backends.length && ready > 0 && !store.is_degraded;
   const words = isWhole
     ? "all backends ready"
     : `${ready} of ${backends.length} backends ready${store.is_degraded ? ", session store degraded" : ""}`;
   setHealth(`${summary.version} · ${words}`, isWhole ? "is-good" : ready ? "" : "is-bad");
   byId("token").hidden = token.get() === null;
-  learnBackends(backends.map((one) => one.id));
-  listModels([...new Set(backends.flatMap((one) => one.models ?? []))].sort());
+  learnBackends(backends.map((backend) => backend.id));
+  listModels([...new Set(backends.flatMap((backend) => backend.models ?? []))].sort());
   showFleet(summary);
   showOverview(summary);
   showSessions(summary);
@@ -59,11 +59,11 @@ const listModels = whenChanged((models) => {
 
 async function showTrouble(error) {
   if (error.status === 401) {
-    setHealth(token.get() ? "the token is not accepted" : "a token is needed", "is-bad");
+    setHealth(token.get() ? "the token was refused" : "this gateway needs a token", "is-bad");
     if (await askToken()) pauseMs = 0;
     return;
   }
-  setHealth(`${error.message}; trying again in ${Math.round(pauseMs / 1000)} s`, "is-bad");
+  setHealth(`${error.message}; retrying in ${Math.round(pauseMs / 1000)} s`, "is-bad");
 }
 
 function setHealth(text, kind) {
@@ -74,13 +74,13 @@ function setHealth(text, kind) {
 
 function togglePause() {
   isPaused = !isPaused;
-  byId("pause").textContent = isPaused ? "Go on" : "Pause";
+  byId("pause").textContent = isPaused ? "Resume" : "Pause";
   byId("pause").setAttribute("aria-pressed", String(isPaused));
   if (isPaused) clearTimeout(timer);
   else poll();
 }
 
-/** As the system, then light, then dark, and round again. */
+/** Cycle through the system's theme, light and dark. */
 function nextTheme() {
   const root = document.documentElement;
   const next = { undefined: "light", light: "dark", dark: undefined }[root.dataset.theme];
@@ -90,9 +90,9 @@ function nextTheme() {
     if (next) localStorage.setItem("homing-theme", next);
     else localStorage.removeItem("homing-theme");
   } catch {
-    // not kept: storage is off
+    // storage is off: the choice is not saved
   }
-  toast(`Theme: ${next ?? "as the system"}`);
+  toast(`Theme: ${next ?? "system"}`);
   recolour();
 }
 

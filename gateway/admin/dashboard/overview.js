@@ -1,4 +1,4 @@
-// What is seen at a glance: numbers, curves by turn, traffic, ring and balance, moves, prompt groups.
+// The overview: numbers, curves by turn, traffic, ring and balance, moves, prompt groups.
 
 import { Chart } from "./charts.js";
 import { colourOf, named } from "./colours.js";
@@ -6,7 +6,7 @@ import { bar, byId, draw, make, replace, table, whenChanged } from "./dom.js";
 import { ago, count, many, rate, seconds, share, short, words } from "./format.js";
 
 const MAX_SAMPLES = 300; // ten minutes at two seconds
-const sum = (counts) => Object.values(counts).reduce((total, one) => total + one, 0);
+const sum = (counts) => Object.values(counts).reduce((total, number) => total + number, 0);
 
 let hits;
 let firstTokens;
@@ -26,8 +26,8 @@ export function startOverview(onSession) {
   firstTokens = new Chart("ttft-chart", {
     lines: [
       { label: "prompt mostly in cache", colour: "--good", class: "good" },
-      { label: "mostly computed anew", colour: "--c1", class: "cold" },
-      { label: "engine does not say", colour: "--quiet", class: "unknown" },
+      { label: "prompt mostly recomputed", colour: "--c1", class: "cold" },
+      { label: "engine does not report it", colour: "--quiet", class: "unknown" },
     ],
     format: seconds,
     step: 0.001,
@@ -50,14 +50,14 @@ export function showOverview(summary) {
   showTraffic(summary);
   showBalance(
     summary.ring,
-    summary.status.backends.map((one) => ({ id: one.id, sessions: one.sessions, in_flight: one.in_flight })),
+    summary.status.backends.map((backend) => ({ id: backend.id, sessions: backend.sessions, in_flight: backend.in_flight })),
   );
   showCauses(summary.status.moves, summary.status.affinity, summary.recomputed_tokens);
   showMoves(summary.recent_moves.slice(-5).reverse(), Math.round(summary.at_wall_s / 5) * 5);
   showGroups(summary.groups.slice(0, 10));
 }
 
-/** Requests per second since the last look. */
+/** Requests per second since the last poll. */
 function takeSample(summary) {
   const now = {
     at: summary.at_wall_s,
@@ -78,15 +78,15 @@ function takeSample(summary) {
 
 const showTiles = whenChanged((summary, perSecond) => {
   const { backends, session_store: store } = summary.status;
-  const ready = backends.filter((one) => one.state === "ready").length;
+  const ready = backends.filter((backend) => backend.state === "ready").length;
   const hitRate = summary.prompt_tokens ? summary.cached_tokens / summary.prompt_tokens : null;
   const tiles = [
-    ["Requests per second", rate(perSecond), `${count(sum(summary.requests))} in all`],
-    ["In flight", count(summary.in_flight), `${many(sum(summary.errors), "error")} in all`],
+    ["Requests per second", rate(perSecond), `${count(sum(summary.requests))} in total`],
+    ["In flight", count(summary.in_flight), `${many(sum(summary.errors), "error")} in total`],
     ["Hit rate", share(hitRate), "of prompt tokens"],
     ["Tokens saved", count(summary.cached_tokens), `of ${count(summary.prompt_tokens)}`],
     ["Sessions", count(store.sessions), `${store.kind} store${store.is_degraded ? ", degraded" : ""}`],
-    ["Backends ready", `${ready} / ${backends.length}`, `${many(sum(summary.status.moves), "move")} in all`],
+    ["Backends ready", `${ready} / ${backends.length}`, `${many(sum(summary.status.moves), "move")} in total`],
   ];
   replace(
     byId("glance"),
@@ -104,20 +104,20 @@ const showTiles = whenChanged((summary, perSecond) => {
 
 const showTurns = whenChanged((points) => {
   if (!points.length) return;
-  const x = points.map((one) => one.turn);
+  const x = points.map((point) => point.turn);
   const last = points.at(-1);
   hits.show(
-    [x, points.map((one) => one.hit_rate)],
-    `Hit rate by turn: ${points.map((one) => `turn ${one.turn} ${share(one.hit_rate)}`).join(", ")}`,
+    [x, points.map((point) => point.hit_rate)],
+    `Hit rate by turn: ${points.map((point) => `turn ${point.turn} ${share(point.hit_rate)}`).join(", ")}`,
   );
   firstTokens.show(
     [
       x,
-      points.map((one) => one.ttft_hit_s),
-      points.map((one) => one.ttft_cold_s),
-      points.map((one) => one.ttft_unknown_s),
+      points.map((point) => point.ttft_hit_s),
+      points.map((point) => point.ttft_cold_s),
+      points.map((point) => point.ttft_unknown_s),
     ],
-    `First token at turn ${last.turn}: ${seconds(last.ttft_hit_s)} with the history in cache, ${seconds(last.ttft_cold_s)} without`,
+    `Time to first token at turn ${last.turn}: ${seconds(last.ttft_hit_s)} with the history in cache, ${seconds(last.ttft_cold_s)} without`,
   );
 });
 
@@ -127,23 +127,23 @@ function showTraffic(summary) {
 }
 
 const showBalance = whenChanged((ring, backends) => {
-  const loads = new Map(backends.map((one) => [one.id, one]));
+  const loads = new Map(backends.map((backend) => [backend.id, backend]));
   const sessions = Math.max(
     1,
-    backends.reduce((total, one) => total + one.sessions, 0),
+    backends.reduce((total, backend) => total + backend.sessions, 0),
   );
   const inFlight = Math.max(
     1,
-    backends.reduce((total, one) => total + one.in_flight, 0),
+    backends.reduce((total, backend) => total + backend.in_flight, 0),
   );
-  const rows = ring.map((one) =>
+  const rows = ring.map((arc) =>
     make(
       "div",
       { class: "trio" },
-      named(one.backend),
-      make("span", { text: share(one.share) }),
-      make("span", { text: share((loads.get(one.backend)?.sessions ?? 0) / sessions) }),
-      make("span", { text: share((loads.get(one.backend)?.in_flight ?? 0) / inFlight) }),
+      named(arc.backend),
+      make("span", { text: share(arc.share) }),
+      make("span", { text: share((loads.get(arc.backend)?.sessions ?? 0) / sessions) }),
+      make("span", { text: share((loads.get(arc.backend)?.in_flight ?? 0) / inFlight) }),
     ),
   );
   const heads = ["", "ring", "sessions", "load"].map((text) => make("span", { text }));
@@ -156,15 +156,15 @@ const showBalance = whenChanged((ring, backends) => {
 
 /** A ring whose arcs are the backends' shares. */
 function ringOf(shares) {
-  const label = `The ring: ${shares.map((one) => `${one.backend} ${share(one.share)}`).join(", ")}`;
+  const label = `The ring: ${shares.map((arc) => `${arc.backend} ${share(arc.share)}`).join(", ")}`;
   const svg = draw("svg", { class: "ring", viewBox: "0 0 160 160", role: "img", "aria-label": label });
   const around = 2 * Math.PI * 62;
   let start = 0;
-  for (const one of shares) {
-    const length = Math.max(0, one.share * around - (shares.length > 1 ? 1.5 : 0));
+  for (const arc of shares) {
+    const length = Math.max(0, arc.share * around - (shares.length > 1 ? 1.5 : 0));
     svg.append(
       draw("circle", {
-        class: `arc ${colourOf(one.backend)}`,
+        class: `arc ${colourOf(arc.backend)}`,
         cx: 80,
         cy: 80,
         r: 62,
@@ -173,7 +173,7 @@ function ringOf(shares) {
         transform: "rotate(-90 80 80)",
       }),
     );
-    start += one.share * around;
+    start += arc.share * around;
   }
   svg.append(
     draw("text", { x: 80, y: 84, text: shares.length }),
@@ -183,21 +183,21 @@ function ringOf(shares) {
 }
 
 const showCauses = whenChanged((moves, affinity, recomputed) => {
-  const outcomes = Object.entries(affinity).sort((one, other) => other[1] - one[1]);
+  const outcomes = Object.entries(affinity).sort((first, other) => other[1] - first[1]);
   const told = outcomes.map(([name, number]) => `${count(number)} ${words(name)}`).join(" · ");
   const isAny = Object.keys(recomputed).length > 0;
   replace(
     byId("causes-body"),
     make("p", { class: "note", text: told || "No requests yet" }),
-    barsOf(moves, "move") ?? make("p", { class: "empty", text: "No session has changed its home" }),
-    isAny ? make("h3", { text: "Tokens computed again, by cause" }) : null,
+    barsOf(moves, "move") ?? make("p", { class: "empty", text: "No session has moved" }),
+    isAny ? make("h3", { text: "Recomputed tokens by cause" }) : null,
     barsOf(recomputed, "token"),
   );
 });
 
-/** One bar per cause, the most frequent first; nothing where there is none. */
+/** One bar per cause, most frequent first; null if there are none. */
 function barsOf(counts, noun) {
-  const causes = Object.entries(counts).sort((one, other) => other[1] - one[1]);
+  const causes = Object.entries(counts).sort((first, other) => other[1] - first[1]);
   if (!causes.length) return null;
   const most = Math.max(1, causes[0][1]);
   const lines = causes.flatMap(([cause, number]) => [
@@ -210,20 +210,20 @@ function barsOf(counts, noun) {
 
 const showMoves = whenChanged((moves, nowS) => {
   if (!moves.length) return replace(byId("moves-body"), make("p", { class: "empty", text: "None" }));
-  const lines = moves.map((one, place) =>
+  const lines = moves.map((move, place) =>
     make(
       "li",
       {},
-      make("time", { text: ago(one.at_wall_s, nowS) }),
+      make("time", { text: ago(move.at_wall_s, nowS) }),
       make("button", {
         type: "button",
         class: "link mono",
-        text: short(one.session),
+        text: short(move.session),
         "data-focus": `move:${place}`,
-        on: { click: () => openSession(one.session) },
+        on: { click: () => openSession(move.session) },
       }),
-      make("span", { text: `${one.before ?? "?"} → ${one.after}` }),
-      make("span", { class: "quiet", text: words(one.reason) }),
+      make("span", { text: `${move.before ?? "?"} → ${move.after}` }),
+      make("span", { class: "quiet", text: words(move.reason) }),
     ),
   );
   return replace(byId("moves-body"), make("ol", { class: "list" }, ...lines));
@@ -234,33 +234,33 @@ const showGroups = whenChanged((groups) => {
     {
       name: "Group",
       kind: "title",
-      cell: (one) =>
+      cell: (group) =>
         make(
           "span",
           {},
-          make("span", { class: "mono", text: short(one.key) }),
+          make("span", { class: "mono", text: short(group.key) }),
           make("br"),
-          make("span", { class: "quiet", text: one.model ?? "" }),
+          make("span", { class: "quiet", text: group.model ?? "" }),
         ),
     },
-    { name: "Lately", kind: "number", cell: (one) => count(one.recent_requests) },
-    { name: "Hit rate", kind: "number", cell: (one) => share(one.hit_rate) },
-    { name: "Tokens", kind: "number", cell: (one) => count(one.prefix_tokens) },
+    { name: "Recent requests", kind: "number", cell: (group) => count(group.recent_requests) },
+    { name: "Hit rate", kind: "number", cell: (group) => share(group.hit_rate) },
+    { name: "Tokens", kind: "number", cell: (group) => count(group.prefix_tokens) },
     {
       name: "Held by",
-      cell: (one) =>
+      cell: (group) =>
         make(
           "span",
           { class: "name" },
-          ...one.holders.slice(0, 8).map((holder) =>
+          ...group.holders.slice(0, 8).map((holder) =>
             make("span", {
               class: `dot ${colourOf(holder.backend)}`,
               title: `${holder.backend}: ${count(holder.tokens)} tokens`,
             }),
           ),
-          make("span", { text: one.holders.length }),
+          make("span", { text: group.holders.length }),
         ),
     },
   ];
-  replace(byId("groups-body"), table(columns, groups, "No system prompt has been seen yet"));
+  replace(byId("groups-body"), table(columns, groups, "No system prompts seen yet"));
 });

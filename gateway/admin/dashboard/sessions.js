@@ -1,4 +1,4 @@
-// Sessions: find one, read its story, move or end it.
+// Sessions: find one, show its history, move it or end it.
 
 import { ApiError, get, post, remove } from "./api.js";
 import { colourOf, named } from "./colours.js";
@@ -18,11 +18,11 @@ export function startSessions(onExplain) {
     event.preventDefault();
     search(byId("session-id").value.trim(), byId("session-model").value.trim());
   });
-  showNothing("Search for a session, or choose one of those used last.");
+  showNothing("Search for a session, or choose a recent one.");
 }
 
 export function showSessions(summary) {
-  backendIds = summary.status.backends.map((one) => one.id);
+  backendIds = summary.status.backends.map((backend) => backend.id);
   showRecent(summary.recent_sessions, Math.round(summary.at_wall_s / 5) * 5);
   if (shown) load(shown, { isQuiet: true });
 }
@@ -42,7 +42,7 @@ async function search(text, model) {
     if (!found.length && KEY.test(text))
       found = (await get(`sessions?${new URLSearchParams({ key: text })}`)).sessions;
     if (!found.length)
-      return showNothing(`No session “${text}” is bound. It may have ended, or belong to another model.`);
+      return showNothing(`No session “${text}” is bound. It may have expired, or belong to another model.`);
     await load(found[0].key);
   } catch (error) {
     tell(error);
@@ -55,7 +55,7 @@ async function load(key, { isQuiet = false } = {}) {
     shown = key;
     showDetail(session, backendIds);
   } catch (error) {
-    if (error.status === 404) showNothing(`Session ${short(key)} has ended.`);
+    if (error.status === 404) showNothing(`Session ${short(key)} is no longer bound.`);
     else if (!isQuiet) tell(error);
   }
 }
@@ -90,22 +90,22 @@ const showDetail = whenChanged((session, backends, text) => {
       ),
     ),
   );
-  const others = backends.filter((one) => one !== session.backend);
+  const others = backends.filter((id) => id !== session.backend);
   const buttons = make(
     "div",
     { class: "buttons" },
     make("button", {
       type: "button",
-      text: "Explain its next turn",
+      text: "Explain next turn",
       "data-focus": "explain",
       on: { click: () => explain(story?.model ?? "") },
     }),
-    ...others.slice(0, 6).map((one) =>
+    ...others.slice(0, 6).map((id) =>
       make("button", {
         type: "button",
-        text: `Move to ${one}`,
-        "data-focus": `to:${one}`,
-        on: { click: () => move(session, one) },
+        text: `Move to ${id}`,
+        "data-focus": `to:${id}`,
+        on: { click: () => move(session, id) },
       }),
     ),
     make("button", { type: "button", text: "End", "data-focus": "end", on: { click: () => end(session) } }),
@@ -118,61 +118,61 @@ function timelineOf(story) {
   if (!story)
     return make("p", {
       class: "empty",
-      text: "This replica has not served it lately, so it knows no turns.",
+      text: "This replica has not served the session recently, so it has no turns to show.",
     });
-  const most = Math.max(1, ...story.last_turns.map((one) => one.prompt_tokens ?? 0));
+  const most = Math.max(1, ...story.last_turns.map((turn) => turn.prompt_tokens ?? 0));
   const events = [
-    ...story.last_turns.map((one) => ({ at: one.at_wall_s, order: 1, node: turnOf(one, most) })),
-    ...story.moves.map((one) => ({ at: one.at_wall_s, order: 0, node: moveOf(one) })),
-  ].sort((one, other) => one.at - other.at || one.order - other.order);
-  return make("ol", { class: "timeline" }, ...events.map((one) => one.node));
+    ...story.last_turns.map((turn) => ({ at: turn.at_wall_s, order: 1, node: turnOf(turn, most) })),
+    ...story.moves.map((move) => ({ at: move.at_wall_s, order: 0, node: moveOf(move) })),
+  ].sort((first, other) => first.at - other.at || first.order - other.order);
+  return make("ol", { class: "timeline" }, ...events.map((event) => event.node));
 }
 
-function turnOf(one, most) {
-  const prompt = one.prompt_tokens ?? 0;
-  const cached = one.cached_tokens ?? 0;
-  const told = one.prompt_tokens === null ? "tokens unknown" : `${count(cached)} of ${count(prompt)} cached`;
+function turnOf(turn, most) {
+  const prompt = turn.prompt_tokens ?? 0;
+  const cached = turn.cached_tokens ?? 0;
+  const told = turn.prompt_tokens === null ? "tokens unknown" : `${count(cached)} of ${count(prompt)} cached`;
   const parts = [
     { share: cached / most, class: "is-cached" },
     { share: (prompt - cached) / most, class: "is-own" },
   ];
-  const isBad = one.status >= 400;
+  const isBad = turn.status >= 400;
   return make(
     "li",
-    { class: colourOf(one.backend) },
-    make("time", { text: clock(one.at_wall_s) }),
+    { class: colourOf(turn.backend) },
+    make("time", { text: clock(turn.at_wall_s) }),
     make(
       "span",
       {},
-      make("strong", { text: one.backend }),
-      ` ${words(one.affinity)} `,
+      make("strong", { text: turn.backend }),
+      ` ${words(turn.affinity)} `,
       make("span", {
         class: isBad ? "bad" : "quiet",
-        text: isBad ? `status ${one.status}` : words(one.reason),
+        text: isBad ? `status ${turn.status}` : words(turn.reason),
       }),
     ),
     make("span", { title: told }, make("span", { class: "quiet", text: told }), bar(parts, told)),
-    make("span", { class: "quiet", text: seconds(one.ttft_s) }),
+    make("span", { class: "quiet", text: seconds(turn.ttft_s) }),
   );
 }
 
-function moveOf(one) {
+function moveOf(move) {
   return make(
     "li",
     { class: "move" },
-    make("time", { text: clock(one.at_wall_s) }),
-    make("span", { text: `moved ${one.before ?? "?"} → ${one.after}: ${words(one.reason)}` }),
+    make("time", { text: clock(move.at_wall_s) }),
+    make("span", { text: `moved ${move.before ?? "?"} → ${move.after}: ${words(move.reason)}` }),
   );
 }
 
 async function move(session, to) {
   const line = make("p", {
-    text: `Its ${count(session.context_tokens)} tokens of context will be computed again on ${to} at its next turn.`,
+    text: `Its next turn will recompute ${count(session.context_tokens)} tokens of context on ${to}.`,
   });
   if (!(await confirm(`Move the session to ${to}?`, "Move", line))) return;
   try {
     await post(`sessions/${session.key}/move`, { backend: to });
-    toast(`session ${short(session.key)} now lives on ${to}`);
+    toast(`Session ${short(session.key)} now lives on ${to}`);
   } catch (error) {
     tell(error);
   }
@@ -180,11 +180,11 @@ async function move(session, to) {
 }
 
 async function end(session) {
-  const line = make("p", { text: "Its home is forgotten; a later turn is placed anew." });
+  const line = make("p", { text: "The gateway forgets which backend it lives on. Its next turn is placed like a new session." });
   if (!(await confirm("End the session?", "End", line))) return;
   try {
     await remove(`sessions/${session.key}`);
-    toast(`session ${short(session.key)} is forgotten`);
+    toast(`Session ${short(session.key)} ended`);
   } catch (error) {
     tell(error);
   }
@@ -196,21 +196,21 @@ const showRecent = whenChanged((sessions, nowS) => {
     {
       name: "Session",
       kind: "title",
-      cell: (one) =>
+      cell: (session) =>
         make("button", {
           type: "button",
           class: "link mono",
-          text: short(one.key),
-          "data-focus": `recent:${one.key}`,
-          on: { click: () => load(one.key) },
+          text: short(session.key),
+          "data-focus": `recent:${session.key}`,
+          on: { click: () => load(session.key) },
         }),
     },
-    { name: "Home", cell: (one) => named(one.backend) },
-    { name: "Turns", kind: "number", cell: (one) => count(one.turns_seen) },
-    { name: "Hit rate", kind: "number", cell: (one) => share(one.hit_rate) },
-    { name: "Last", kind: "number", cell: (one) => ago(one.last_seen_wall_s, nowS) },
+    { name: "Home", cell: (session) => named(session.backend) },
+    { name: "Turns", kind: "number", cell: (session) => count(session.turns_seen) },
+    { name: "Hit rate", kind: "number", cell: (session) => share(session.hit_rate) },
+    { name: "Last", kind: "number", cell: (session) => ago(session.last_seen_wall_s, nowS) },
   ];
-  replace(byId("recent-body"), table(columns, sessions.slice(0, 12), "No session yet"));
+  replace(byId("recent-body"), table(columns, sessions.slice(0, 12), "No sessions yet"));
 });
 
 function tell(error) {

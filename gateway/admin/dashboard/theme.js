@@ -1,8 +1,8 @@
-// Before the first paint: the theme chosen last time, or as the system has it.
+// Runs before the first paint: apply the saved theme, or leave it to the system.
 "use strict";
 try {
   const chosen = localStorage.getItem("homing-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 } catch {
-  // storage is off: as the system has it
+  // storage is off: follow the system
 }

@@ -61,29 +61,29 @@ store: memory
 {{- end -}}
 {{- end -}}
 
-{{/* What a running gateway takes over by itself does not roll the pods; the rest does. */}}
+{{/* Sections that a running gateway reloads do not roll the pods; all others do. */}}
 {{- define "homing.configChecksum" -}}
 {{- $config := include "homing.config" . | fromYaml -}}
 {{- $fixed := omit $config "backends" "keys" "headers" "key_watch" "health" "failover" "log" "passthrough_paths" "reload" -}}
 {{- toJson $fixed | sha256sum -}}
 {{- end -}}
 
-{{/* What would render and then fail, or work badly and in silence. */}}
+{{/* Refuse values that would render but fail later, or silently work badly. */}}
 {{- define "homing.check" -}}
 {{- $external := .Values.redis.external -}}
 {{- $hasExternal := or $external.url $external.sentinels $external.clusterNodes -}}
 {{- $hasEngine := or .Values.worker.enabled .Values.backends .Values.discovery.kubernetes .Values.discovery.dns .Values.config.backends -}}
 {{- if not $hasEngine -}}
-{{- fail "no engine to send requests to: enable worker, or name some in backends or discovery" -}}
+{{- fail "no engine to send requests to: enable worker, or add engines to backends or discovery" -}}
 {{- end -}}
 {{- if and .Values.redis.bundled.enabled $hasExternal -}}
-{{- fail "redis.external is set and redis.bundled.enabled too: turn the bundled one off" -}}
+{{- fail "redis.external and redis.bundled.enabled are both set: set redis.bundled.enabled to false" -}}
 {{- end -}}
 {{- if and (or .Values.autoscaling.enabled (gt (int .Values.gateway.replicas) 1)) (not .Values.redis.bundled.enabled) (not $hasExternal) -}}
-{{- fail "several gateways need a session store they can share: set redis.external or redis.bundled.enabled, or gateway.replicas: 1" -}}
+{{- fail "several gateways need a shared session store: set redis.external or redis.bundled.enabled, or gateway.replicas: 1" -}}
 {{- end -}}
 {{- if and (or $external.username $external.passwordKey) $external.existingSecret (not $hasExternal) -}}
-{{- fail "redis.external.existingSecret is set, but no server: set url, sentinels or clusterNodes" -}}
+{{- fail "redis.external.existingSecret is set without a server: set url, sentinels or clusterNodes" -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
 {{- fail "ingress is enabled without hosts: set ingress.hosts" -}}

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* At most 40, because pods of the worker and other suffixes must fit into 63. */}}
+{{/* At most 40 characters, so that names of worker pods and other suffixes fit into 63. */}}
 {{- define "homing.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
