@@ -8,7 +8,6 @@ Unknown keys are errors: a misspelt option that is silently ignored is found out
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from gateway.config.file_watch import ReloadSettings
 from gateway.config.mistakes import explain
 from gateway.downstream.settings import DownstreamSettings
 from gateway.downstream.tls import ListenerTls
-from gateway.fleet.engine_metrics import DIALECTS
-from gateway.fleet.settings import FleetSettings
+from gateway.fleet.settings import BackendSettings, FleetSettings, normalise_backend_url
 from gateway.limits.settings import LimitSettings
 from gateway.request.tracing import TracingSettings
 from gateway.routing.failover import FailoverSettings
@@ -31,12 +29,10 @@ from gateway.routing.key_watch import KeyWatchSettings
 from gateway.routing.settings import RoutingSettings
 from gateway.sessions.settings import SessionsSettings
 from gateway.tenants.settings import AuthenticationSettings, TenantSettings, check_ways_in, must_authenticate
-from gateway.upstream.address import parse_base_url
 from gateway.upstream.settings import UpstreamSettings
 from gateway.wire.routes import check_passthrough
 from gateway.wire.settings import HeaderSettings, KeySettings
 
-BACKEND_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 DEFAULT_KEY_SECRET = "homing-default-key-secret"  # noqa: S105 - public on purpose, see `Config.key_secret`
 
 
@@ -59,44 +55,6 @@ class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be 0..65535, got {self.port}")
-
-
-class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One backend of the fleet."""
-
-    url: str
-    """Base URL, `http://host:port`, `https://…` or `unix:/path/to.sock`; a closing `/v1` is ignored."""
-    id: str | None = None
-    """Stable name; made from host and port when absent."""
-    engine: str = "openai"
-    """torch, vllm, sglang, llamacpp, trtllm or openai: decides health path and metric names."""
-    weight: float = 1.0
-    """Share of new sessions relative to the others; 0 takes none."""
-    kv_capacity_tokens: int | None = None
-    """KV cache size in tokens; read from the engine's metrics when absent."""
-    labels: dict[str, str] = {}
-    """Names and values of your own, shown by the admin API."""
-    api_key_env: str | None = None
-    """Environment variable with the key sent to this backend instead of the client's."""
-
-    def __post_init__(self) -> None:
-        normalise_backend_url(self.url)
-        if self.id is not None and not BACKEND_ID_PATTERN.match(self.id):
-            raise ValueError(f"id {self.id!r} must match [A-Za-z0-9][A-Za-z0-9._-]* and be at most 64 long")
-        if self.engine not in ENGINES:
-            raise ValueError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
-        if not 0 <= self.weight <= 1000:
-            raise ValueError(f"weight must be 0..1000, got {self.weight}")
-
-    @property
-    def backend_id(self) -> str:
-        if self.id is not None:
-            return self.id
-        place = normalise_backend_url(self.url).partition(":")[2]
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", place).strip("-._")[:64]
-
-
-ENGINES = tuple(DIALECTS)
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -177,16 +135,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return self.authentication.passes_client_key or not must_authenticate(
             self.tenants, self.authentication
         )
-
-
-def normalise_backend_url(url: str) -> str:
-    """One spelling per backend: `HTTP://A:80/` and `http://a` are one. Raises ValueError with the reason."""
-    address = parse_base_url(url.strip().removesuffix("/").removesuffix("/v1"))
-    if address.unix_path is not None:
-        return f"unix:{address.unix_path}"
-    scheme = "https" if address.is_tls else "http"
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"{scheme}://{host}:{address.port}{address.path_prefix.decode()}"
 
 
 def load_config(path: Path | None) -> Config:

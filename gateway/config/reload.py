@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from gateway.config.config import Config, ConfigError
 from gateway.observability.logs import log_event
 from gateway.routing.settings import FIXED_WHILE_RUNNING
+from gateway.values import ReloadReport
 
 LIVE_SECTIONS = frozenset(
     {
@@ -56,18 +57,6 @@ RESTART_OPTIONS = frozenset(
 """Options of live sections that are not: what has been learned or opened depends on them."""
 
 _P = TypeVar("_P")
-
-
-class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one attempt to reload."""
-
-    outcome: Literal["applied", "unchanged", "rejected"]
-    generation: int
-    """How many configurations have been in force, the one at start included."""
-    changed: tuple[str, ...] = ()
-    """Paths of the options that differ from those that were in force."""
-    errors: tuple[str, ...] = ()
-    """Why nothing was changed: one line for each reason, with the path of the option."""
 
 
 class Target(Protocol[_P]):

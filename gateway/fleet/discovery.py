@@ -20,9 +20,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.config.config import BackendSettings, normalise_backend_url
 from gateway.fleet.discovery_sources import Source, SourceUnavailable
 from gateway.fleet.registry import Fleet
+from gateway.fleet.settings import BackendSettings, normalise_backend_url
 from gateway.observability.logs import log_event
 from gateway.values import BackendId
 

@@ -19,8 +19,14 @@ import httpx
 import msgspec
 import yaml
 
-from gateway.config.config import BACKEND_ID_PATTERN, BackendSettings
-from gateway.fleet.discovery_settings import DiscoverySettings, DnsSource, FileSource, KubernetesSource
+from gateway.fleet.settings import (
+    BACKEND_ID_PATTERN,
+    BackendSettings,
+    DiscoverySettings,
+    DnsSource,
+    FileSource,
+    KubernetesSource,
+)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SLICES_PATH = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"

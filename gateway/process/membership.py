@@ -16,27 +16,16 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from gateway.config.config import BackendSettings, ConfigError, normalise_backend_url
+from gateway.config.config import ConfigError
 from gateway.fleet.registry import Fleet
+from gateway.fleet.settings import BackendSettings, backend_of, normalise_backend_url
 from gateway.observability.logs import log_event
 from gateway.request.handover import Handover
 from gateway.routing.router import Router
-from gateway.values import Backend, BackendId
+from gateway.values import BackendId
 
 DEPARTURE_LOOK_S = 0.25
 """How often it is looked whether a leaving backend is idle."""
-
-
-def backend_of(settings: BackendSettings) -> Backend:
-    """The fleet's value for a configured backend, its URL in the one normal spelling."""
-    return Backend(
-        backend_id=BackendId(settings.backend_id),
-        base_url=normalise_backend_url(settings.url),
-        engine=settings.engine,
-        weight=settings.weight,
-        kv_capacity_tokens=settings.kv_capacity_tokens,
-        labels=dict(settings.labels),
-    )
 
 
 class Membership:

@@ -9,7 +9,15 @@ Pure: knows neither time nor Redis.
 
 from __future__ import annotations
 
-from gateway.sessions.store import BreakerState
+import enum
+
+
+class BreakerState(enum.Enum):
+    """Whether the shared store is asked at all; see `breaker.py`."""
+
+    CLOSED = "closed"  # asked as needed
+    OPEN = "open"  # not asked: it failed repeatedly
+    HALF_OPEN = "half_open"  # one probe is on its way
 
 
 class Breaker:

@@ -23,7 +23,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from gateway.sessions.settings import RedisSettings, parse_address
+from gateway.redis_link.settings import RedisSettings, parse_address
 
 
 class CommandClient(Protocol):

@@ -26,12 +26,11 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.observability.logs import log_event
-from gateway.redis_link.breaker import Breaker
+from gateway.redis_link.breaker import Breaker, BreakerState
 from gateway.redis_link.client import RedisClients
 from gateway.redis_link.key_layout import NUM_CLUSTER_SHARDS, KeyLayout
 from gateway.redis_link.lua import Script
-from gateway.sessions.settings import RedisSettings
-from gateway.sessions.store import BreakerState
+from gateway.redis_link.settings import RedisSettings
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.admin.access import Tokens
-from gateway.config.config import Config
+from gateway.request.settings import RequestConfig
 from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.tunnel import wants_websocket
 from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
@@ -44,7 +44,7 @@ class Front:
         proxy: Proxy,
         fleet: Fleet,
         metrics: GatewayMetrics,
-        config: Config,
+        config: RequestConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -63,7 +63,7 @@ class Front:
             "/metrics": self._render_metrics,
         }
 
-    def take_over(self, proxy: Proxy, config: Config) -> None:
+    def take_over(self, proxy: Proxy, config: RequestConfig) -> None:
         """Serve requests that begin from now on with this proxy, and with the paths of this configuration."""
         self._proxy = proxy
         self._routes = RouteTable(config.passthrough_paths)

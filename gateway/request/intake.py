@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from gateway.config.config import Config
+from gateway.request.settings import RequestConfig
 from gateway.downstream.body import read_body
 from gateway.limits.allowance import estimated_tokens
 from gateway.limits.tenant_limiter import TenantLimiter
@@ -29,7 +29,7 @@ class Intake:
 
     def __init__(
         self,
-        config: Config,
+        config: RequestConfig,
         *,
         reader: FactsReader,
         key_watch: KeyWatch,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.config.config import Config
+from gateway.request.settings import RequestConfig
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.limits.admission import Admission
@@ -25,7 +25,7 @@ from gateway.sessions.store import SessionStore
 class ProxyParts:
     """Built in `app`; shared by the proxy and its helpers."""
 
-    config: Config
+    config: RequestConfig
     intake: Intake
     sessions: SessionStore
     router: Router

@@ -33,8 +33,9 @@ from gateway.sessions.local_cache import LocalCache
 from gateway.sessions.records import Record, as_binding
 from gateway.sessions.redis_listing import RedisListing
 from gateway.sessions.renewals import PendingRenewals, Renewal
-from gateway.sessions.settings import RedisSettings
-from gateway.sessions.store import BreakerState, Listing, StoreStats
+from gateway.redis_link.settings import RedisSettings
+from gateway.redis_link.breaker import BreakerState
+from gateway.sessions.store import Listing, StoreStats
 from gateway.values import BackendId, Binding, SessionKey
 
 logger = logging.getLogger(__name__)

@@ -15,23 +15,15 @@ never an address to be dialled.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gateway.redis_link.breaker import BreakerState
 from gateway.values import BackendId, Binding, SessionKey
 
 Listing = tuple[list[tuple[SessionKey, Binding]], str | None]
 """One page of sessions and the cursor of the next page; `None` when this was the last."""
-
-
-class BreakerState(enum.Enum):
-    """Whether the shared store is asked at all; see `breaker.py`."""
-
-    CLOSED = "closed"  # asked as needed
-    OPEN = "open"  # not asked: it failed repeatedly
-    HALF_OPEN = "half_open"  # one probe is on its way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

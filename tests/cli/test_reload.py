@@ -16,7 +16,8 @@ from fakes.gateway_world import GatewayWorld, ProbedBackend
 
 from gateway.config.config import parse_config
 from gateway.config.file_watch import ChangedFiles
-from gateway.config.reload import ReloadReport, changed_paths, is_live
+from gateway.config.reload import changed_paths, is_live
+from gateway.values import ReloadReport
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"Hel"}}]}\n\n'
 

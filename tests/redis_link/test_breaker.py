@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.redis_link.breaker import Breaker
-from gateway.sessions.store import BreakerState
+from gateway.redis_link.breaker import BreakerState
 
 
 def opened() -> Breaker:

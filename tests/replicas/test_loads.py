@@ -10,7 +10,7 @@ from sessions.harness import ManualClock
 
 from gateway.redis_link.link import RedisLink
 from gateway.replicas.loads import LIFETIME_S, MemoryLoads, RedisLoads
-from gateway.sessions.settings import RedisSettings
+from gateway.redis_link.settings import RedisSettings
 from gateway.values import BackendId
 
 A, B = BackendId("a"), BackendId("b")

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from gateway.process.shared_state import open_orders
 from gateway.replicas.orders import MemoryOrders, Order
 from gateway.sessions.redis_store import RedisStore
-from gateway.sessions.settings import RedisSettings
+from gateway.redis_link.settings import RedisSettings
 from gateway.values import BackendId
 
 A, B = BackendId("a"), BackendId("b")

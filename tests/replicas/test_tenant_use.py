@@ -16,7 +16,7 @@ from gateway.limits.settings import TenantLimits
 from gateway.redis_link.key_layout import KeyLayout
 from gateway.redis_link.link import RedisLink
 from gateway.replicas.tenant_use import LEASE_S, RedisTenantUse
-from gateway.sessions.settings import RedisSettings
+from gateway.redis_link.settings import RedisSettings
 
 pytestmark = pytest.mark.redis
 FAR_S = 1e9

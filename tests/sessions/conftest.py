@@ -19,7 +19,7 @@ from sessions.harness import (
 )
 
 from gateway.sessions.memory import MemoryStore
-from gateway.sessions.settings import RedisSettings
+from gateway.redis_link.settings import RedisSettings
 
 
 @pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])

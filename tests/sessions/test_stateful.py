@@ -21,7 +21,7 @@ from sessions.harness import TTL_S, ManualClock, move_server_time, until, until_
 
 from gateway.sessions.memory import MemoryStore
 from gateway.sessions.redis_store import RedisStore
-from gateway.sessions.settings import RedisSettings
+from gateway.redis_link.settings import RedisSettings
 from gateway.sessions.store import SessionStore
 from gateway.values import BackendId, Binding, SessionKey
 

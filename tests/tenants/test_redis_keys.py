@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from gateway.errors import CannotAuthenticate
 from gateway.redis_link.link import RedisLink
-from gateway.sessions.settings import RedisSettings
+from gateway.redis_link.settings import RedisSettings
 from gateway.tenants.redis_keys import RedisKeys
 
 pytestmark = pytest.mark.redis
