@@ -20,7 +20,9 @@ from gateway.fleet.settings import BackendSettings
 from gateway.upstream.address import parse_base_url
 
 
-async def require_key_allowed(backend: BackendSettings, config: AdminConfig, environ: Mapping[str, str]) -> None:
+async def require_key_allowed(
+    backend: BackendSettings, config: AdminConfig, environ: Mapping[str, str]
+) -> None:
     """Raise BadRequest unless this backend's `api_key_env` is for its host, and set."""
     variable = backend.api_key_env
     if variable is None:

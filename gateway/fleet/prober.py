@@ -18,12 +18,13 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.errors import UpstreamError
-from gateway.fleet.engine_metrics import DIALECTS, EngineReport, parse_metrics
+from gateway.fleet.engine_metrics import DIALECTS, parse_metrics
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.fleet.settings import FleetSettings
 from gateway.observability.logs import log_event
 from gateway.routing.health import HealthSettings, Outcome
+from gateway.routing.router import Router
 from gateway.values import Backend, BackendId, BackendState, FleetView
 
 ROUNDS_PER_MODEL_LIST = 15
@@ -41,8 +42,6 @@ class _ModelList(msgspec.Struct):
 
 _decode_models = msgspec.json.Decoder(_ModelList).decode
 
-OnReport = Callable[[BackendId, EngineReport], None]
-
 
 class Prober:
     """Owns the probe tasks: exactly one for each backend of the current view."""
@@ -51,14 +50,14 @@ class Prober:
         self,
         fleet: Fleet,
         pools: UpstreamPools,
+        router: Router,
         health: HealthSettings,
         settings: FleetSettings,
         *,
-        on_report: OnReport,
+        clock: Callable[[], float],
     ) -> None:
-        self._fleet, self._pools = fleet, pools
-        self._health, self._settings = health, settings
-        self._on_report = on_report
+        self._fleet, self._pools, self._router = fleet, pools, router
+        self._health, self._settings, self._clock = health, settings, clock
         self._tasks: dict[BackendId, asyncio.Task[None]] = {}
         self._num_vain: dict[BackendId, int] = {}  # probes of backends that have never answered yet
 
@@ -148,7 +147,14 @@ class Prober:
             return
         report = parse_metrics(body.decode("utf-8", "replace"), DIALECTS[backend.engine])
         self._fleet.observe_report(backend.backend_id, report)
-        self._on_report(backend.backend_id, report)
+        if report.num_running is not None:
+            self._router.observe_load(
+                backend.backend_id,
+                num_running=int(report.num_running),
+                num_waiting=int(report.num_waiting or 0),
+                kv_usage=report.kv_usage or 0.0,
+                now_s=self._clock(),
+            )
 
     async def _list_models(self, backend: Backend) -> None:
         try:

@@ -13,12 +13,14 @@ interval, which is why routing treats only a *smaller* epoch in a binding as los
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gateway.errors import NotFound
 from gateway.fleet.engine_metrics import EngineReport
+from gateway.observability.logs import log_event
 from gateway.routing.health import HealthSettings, HealthTable, Outcome
 from gateway.values import Backend, BackendId, BackendState, FleetView
 
@@ -54,17 +56,29 @@ class Fleet:
         self,
         health: HealthSettings,
         *,
-        on_view: Callable[[FleetView], None],
-        on_change: Callable[[StateChange], None],
         clock: Clock = time.monotonic,
         wall_clock: Clock = time.time,
     ) -> None:
         self.view = FleetView()
         self.health = HealthTable(health)
         self._rows: dict[BackendId, _Row] = {}
-        self._on_view, self._on_change = on_view, on_change
+        self._view_observers: list[Callable[[FleetView], None]] = []
+        self._change_observers: list[Callable[[StateChange], None]] = []
         self._clock, self._wall_clock = clock, wall_clock
         self._is_in_one_change = False
+
+    def __repr__(self) -> str:
+        states = Counter(backend.state.value for backend in self.view.backends.values())
+        counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items())) or "empty"
+        return f"<Fleet generation {self.view.generation}: {counts}>"
+
+    def add_view_observer(self, observer: Callable[[FleetView], None]) -> None:
+        """Call this with every view from now on, in the order in which observers were added."""
+        self._view_observers.append(observer)
+
+    def add_change_observer(self, observer: Callable[[StateChange], None]) -> None:
+        """Call this with every change of a backend's state, after the view that contains it."""
+        self._change_observers.append(observer)
 
     def reconfigure(self, health: HealthSettings) -> None:
         """Judge by these rules from now on; what was seen so far counts on."""
@@ -106,7 +120,7 @@ class Fleet:
         row = self._row(backend_id)
         del self._rows[backend_id]
         self.health.forget(backend_id)
-        self._on_change(
+        self._report_change(
             StateChange(
                 backend_id=backend_id,
                 before=row.backend.state,
@@ -241,6 +255,18 @@ class Fleet:
             backends[backend_id] = row.backend
         # a fresh dict per view, never changed after this line
         self.view = FleetView(generation=self.view.generation + 1, backends=backends)
-        self._on_view(self.view)
+        for observe in self._view_observers:
+            observe(self.view)
         for change in changes:
-            self._on_change(change)
+            self._report_change(change)
+
+    def _report_change(self, change: StateChange) -> None:
+        for observe in self._change_observers:
+            observe(change)
+        log_event(
+            "backend_state",
+            backend=change.backend_id,
+            before=change.before.value,
+            after=change.after.value,
+            reason=change.reason,
+        )

@@ -17,14 +17,15 @@ import msgspec
 from aiohttp import web
 
 from gateway.admin.access import Tokens
-from gateway.request.settings import RequestConfig
 from gateway.downstream.cors import Cors, HeaderLines
+from gateway.downstream.refusal import Refusal
 from gateway.downstream.tunnel import wants_websocket
 from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics, status_label
 from gateway.request.proxy import Proxy
 from gateway.request.request_debug import LEVEL_HEADER, is_asked_for
+from gateway.request.settings import RequestConfig
 from gateway.request.turn import Turn
 from gateway.tenants.tenant import Tenant
 from gateway.values import Api
@@ -114,11 +115,15 @@ class Front:
             self._count(api or Api.OTHER, refusal.status, refusal)
         return self._refuse(api or dialect_of(request.raw_path), refusal, request_id)
 
-    def _count(self, api: Api, status: int, error: GatewayError | None) -> None:
+    def _count(self, api: Api, status: int, error: GatewayError | Refusal | None) -> None:
         """Of a request that never became a turn: nobody else counts it."""
         self._metrics.requests[api.value, status_label(status)] += 1.0
         if error is not None:
             self._metrics.errors[error.source, error.code] += 1.0
+
+    def count_refusal(self, refusal: Refusal) -> None:
+        """Count a request that the server refused itself: unparsable, or with too large a head."""
+        self._count(Api.OTHER, refusal.status, refusal)
 
     def _asks_for_websocket(self, request: web.BaseRequest) -> bool:
         """Raises Forbidden for a page of another origin: browsers ask nobody before they open a WebSocket."""

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from gateway.request.settings import RequestConfig
 from gateway.downstream.body import read_body
 from gateway.limits.allowance import estimated_tokens
 from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.request.body_helper import FactsReader
+from gateway.request.settings import RequestConfig
 from gateway.request.turn import Turn
 from gateway.routing.key_watch import KeyWatch
 from gateway.tenants.gatekeeper import Gatekeeper

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.request.settings import RequestConfig
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.limits.admission import Admission
@@ -15,6 +14,7 @@ from gateway.request.handover import Handover
 from gateway.request.in_flight import RequestsInFlight
 from gateway.request.intake import Intake
 from gateway.request.recorder import Recorder
+from gateway.request.settings import RequestConfig
 from gateway.request.tracing import Tracing
 from gateway.routing.failover import RetryBudget
 from gateway.routing.router import Router

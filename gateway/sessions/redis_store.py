@@ -25,16 +25,16 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from gateway.observability.logs import log_event
+from gateway.redis_link.breaker import BreakerState
 from gateway.redis_link.link import RedisLink, Unavailable
 from gateway.redis_link.lua import load_script
+from gateway.redis_link.settings import RedisSettings
 from gateway.sessions.codec import MAX_TOKENS, MAX_TURNS, decode_reply, is_storable
 from gateway.sessions.invalidation import InvalidationChannel
 from gateway.sessions.local_cache import LocalCache
 from gateway.sessions.records import Record, as_binding
 from gateway.sessions.redis_listing import RedisListing
 from gateway.sessions.renewals import PendingRenewals, Renewal
-from gateway.redis_link.settings import RedisSettings
-from gateway.redis_link.breaker import BreakerState
 from gateway.sessions.store import Listing, StoreStats
 from gateway.values import BackendId, Binding, SessionKey
 

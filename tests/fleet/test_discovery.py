@@ -35,7 +35,7 @@ class ScriptedSource:
 
 
 def make_fleet() -> Fleet:
-    return Fleet(HealthSettings(), on_view=lambda _: None, on_change=lambda _: None)
+    return Fleet(HealthSettings())
 
 
 def make_discovery(fleet: Fleet, *sources: Any) -> Discovery:

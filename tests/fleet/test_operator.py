@@ -32,7 +32,7 @@ class Board:
 
 def replica(board: Board, weight: float = 1.0) -> tuple[Operator, Fleet]:
     """One that has just started with this weight in its file."""
-    fleet = Fleet(HealthSettings(), on_view=lambda _: None, on_change=lambda _: None)
+    fleet = Fleet(HealthSettings())
     fleet.add(Backend(backend_id=A, base_url="http://a", weight=weight))
     return Operator(fleet, board), fleet
 

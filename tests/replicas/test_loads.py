@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 from sessions.harness import ManualClock
 
 from gateway.redis_link.link import RedisLink
-from gateway.replicas.loads import LIFETIME_S, MemoryLoads, RedisLoads
 from gateway.redis_link.settings import RedisSettings
+from gateway.replicas.loads import LIFETIME_S, MemoryLoads, RedisLoads
 from gateway.values import BackendId
 
 A, B = BackendId("a"), BackendId("b")

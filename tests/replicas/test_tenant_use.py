@@ -15,8 +15,8 @@ from gateway.limits.allowance import Allowance, TenantUse
 from gateway.limits.settings import TenantLimits
 from gateway.redis_link.key_layout import KeyLayout
 from gateway.redis_link.link import RedisLink
-from gateway.replicas.tenant_use import LEASE_S, RedisTenantUse
 from gateway.redis_link.settings import RedisSettings
+from gateway.replicas.tenant_use import LEASE_S, RedisTenantUse
 
 pytestmark = pytest.mark.redis
 FAR_S = 1e9
