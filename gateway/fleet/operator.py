@@ -23,12 +23,12 @@ class Operator:
     def __init__(
         self,
         fleet: Fleet,
-        board: SharedOrders,
+        shared: SharedOrders,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._fleet, self._board = fleet, board
+        self._fleet, self._shared = fleet, shared
         self._clock, self._wall_clock = clock, wall_clock
         self._orders: dict[BackendId, Order] = {}
         self._ordered_s = 0.0
@@ -87,7 +87,7 @@ class Operator:
     async def learn(self) -> None:
         """Take over what was ordered at other replicas. Call about once a second."""
         asked_s = self._clock()
-        orders = await self._board.read()
+        orders = await self._shared.read()
         if orders is not None and asked_s > self._ordered_s:
             self._apply(orders)
 
@@ -97,7 +97,7 @@ class Operator:
             self._orders.pop(backend_id, None)
         else:
             self._orders[backend_id] = order
-        await self._board.put(backend_id, order)
+        await self._shared.put(backend_id, order)
         self._ordered_s = self._clock()
 
     def _weight(self, backend_id: BackendId) -> float | None:

@@ -24,6 +24,9 @@ class UpstreamPools:
         self._base_urls: dict[BackendId, str] = {}
         self._closing: set[asyncio.Task[Any]] = set()
 
+    def __repr__(self) -> str:
+        return f"<UpstreamPools for {len(self._pools)} backends, {len(self._closing)} closing>"
+
     def get(self, backend_id: BackendId) -> UpstreamPool:
         """The pool of a backend of the current view. Raises UpstreamConnectFailed for any other name: one may
         leave between a decision and its attempt."""

@@ -78,7 +78,7 @@ class Proxy:
             await self.intake.take_in(request, route, turn)  # 1
             turn.binding = await self._look_up(turn)  # 2
             if not self._admission.try_enter():
-                await self._admission.wait(self._standing(turn))
+                await self._admission.wait(self._ticket(turn))
             turn.holds_place = True
             return await self._attempt_until_answered(request, turn)  # 3-6
         except GatewayError as error:
@@ -118,12 +118,12 @@ class Proxy:
             )
         return binding
 
-    def _standing(self, turn: Turn) -> QueueTicket:
+    def _ticket(self, turn: Turn) -> QueueTicket:
         """Follow-up turns come before new sessions: their history is computed already, and fades."""
-        if turn.standing is None:
+        if turn.ticket is None:
             is_follow_up = turn.facts.is_follow_up or turn.binding is not None
-            turn.standing = self._admission.standing(is_follow_up=is_follow_up, priority=turn.tenant.priority)
-        return turn.standing
+            turn.ticket = self._admission.ticket(is_follow_up=is_follow_up, priority=turn.tenant.priority)
+        return turn.ticket
 
     # -- 3 to 6
 
@@ -153,7 +153,7 @@ class Proxy:
 
     async def _choose(self, turn: Turn) -> Decision:
         """Decide, and hold a place on the chosen backend, after a wait if need be."""
-        return await self._admission.choose(lambda: self._decide(turn), self._standing(turn))
+        return await self._admission.choose(lambda: self._decide(turn), self._ticket(turn))
 
     def _reserve(self, turn: Turn, decision: Decision) -> Reservation:
         """Count in-flight and work on the chosen backend. Whoever calls this must call `_release`."""

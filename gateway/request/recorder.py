@@ -98,7 +98,7 @@ class Recorder:
             metrics.client_gone[api] += 1.0
         if turn.error is not None:
             metrics.errors[turn.error.source, turn.error.code] += 1.0
-        waited_s = turn.standing.waited_s if turn.standing is not None else 0.0
+        waited_s = turn.ticket.waited_s if turn.ticket is not None else 0.0
         if waited_s > 0.0:
             metrics.queue_wait.observe(waited_s)
         if turn.decision is None:

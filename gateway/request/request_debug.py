@@ -41,7 +41,7 @@ def debug_line(turn: Turn) -> dict[str, Any]:
         "is_store_away": turn.is_store_away,
         "tried": sorted(turn.tried),
         "races": turn.num_races,
-        "waited_s": turn.standing.waited_s if turn.standing is not None else 0.0,
+        "waited_s": turn.ticket.waited_s if turn.ticket is not None else 0.0,
         "binding": _binding(turn.binding),
         "decision": _decision(turn.decision),
         "error": turn.error.code if turn.error is not None else None,

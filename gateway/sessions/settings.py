@@ -13,16 +13,16 @@ from gateway.redis_link.settings import RedisSettings, require_positive
 
 
 class SessionsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How bindings of sessions to backends are kept."""
+    """How bindings of sessions to backends are stored."""
 
     store: Literal["memory", "redis"] = "memory"
-    """`memory`: in this process. `redis`: shared; needed for more than one worker or replica."""
+    """`memory`: in this process. `redis`: shared; required for more than one worker or replica."""
 
     ttl_s: float = 3600.0
-    """A session is forgotten when it was not used for so long."""
+    """A session that is unused for this long is forgotten."""
 
     max_sessions: int = 1_000_000
-    """Memory store only: beyond so many, the longest unused is forgotten. About 350 bytes each."""
+    """Memory store only: beyond this many, the least recently used is forgotten. About 350 bytes each."""
 
     redis: RedisSettings = RedisSettings()
 

@@ -15,10 +15,10 @@ A, B = BackendId("a"), BackendId("b")
 
 
 async def test_alone_there_is_nothing_to_learn() -> None:
-    """The memory board knows no orders but those its own process keeps itself."""
-    board = MemoryOrders()
-    await board.put(A, Order(wants="cordoned"))
-    assert await board.read() is None
+    """The memory implementation knows no orders but those its own process keeps itself."""
+    orders = MemoryOrders()
+    await orders.put(A, Order(wants="cordoned"))
+    assert await orders.read() is None
 
 
 @pytest.mark.redis
@@ -40,7 +40,7 @@ async def test_orders_reach_the_other_replica(shared_redis: RedisProcess, redis:
 async def test_orders_cannot_be_known_with_redis_away() -> None:
     """With nobody listening, putting raises nothing and reading answers None."""
     store = RedisStore(RedisSettings(url="redis://127.0.0.1:1/0"), environ={})
-    board = RedisOrders(store.link)
-    await board.put(A, Order(wants="cordoned"))
-    assert await board.read() is None
+    orders = RedisOrders(store.link)
+    await orders.put(A, Order(wants="cordoned"))
+    assert await orders.read() is None
     await store.close()
