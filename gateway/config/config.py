@@ -1,8 +1,10 @@
 """The configuration: one YAML file, parsed once into frozen structs and passed down explicitly.
 
-Each package declares its own section beside the code that obeys it; this file puts them together, reads
-the file, takes secrets from the environment, and turns every mistake into one line with its path.
-Unknown keys are errors: a misspelt option that is silently ignored is found out in production.
+Each package declares its section beside the code that uses it. This package imports all of them, so no other
+package except `process` and `commands` may import it: they are handed the settings that they need.
+
+This module reads the file, takes secrets from the environment, and turns every mistake into one line with its
+path. Unknown keys are errors: a misspelt option that is ignored would be noticed only in production.
 """
 
 from __future__ import annotations
@@ -28,29 +30,29 @@ from gateway.routing.health import HealthSettings
 from gateway.routing.key_watch import KeyWatchSettings
 from gateway.routing.settings import RoutingSettings
 from gateway.sessions.settings import SessionsSettings
-from gateway.tenants.settings import AuthenticationSettings, TenantSettings, check_ways_in, must_authenticate
+from gateway.tenants.settings import AuthenticationSettings, TenantSettings, check_proofs, must_authenticate
 from gateway.upstream.settings import UpstreamSettings
 from gateway.wire.routes import check_passthrough
 from gateway.wire.settings import HeaderSettings, KeySettings
 
-DEFAULT_KEY_SECRET = "homing-default-key-secret"  # noqa: S105 - public on purpose, see `Config.key_secret`
+DEFAULT_KEY_SECRET = "homing-default-key-secret"  # noqa: S105 - public on purpose, see `key_secret`
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the text says where and what to do."""
+    """The configuration is not usable; the message says where and what to do."""
 
 
 class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where clients reach the gateway."""
+    """Where clients connect."""
 
     host: str = "127.0.0.1"
     """Address to listen on; `0.0.0.0` or `::` for all."""
     port: int = 8000
-    """TCP port; 0 takes a free one."""
+    """TCP port; 0 chooses a free one."""
     unix_path: str | None = None
     """Listen on this Unix socket instead of host and port."""
     tls: ListenerTls | None = None
-    """Speak TLS to clients; plain HTTP when absent."""
+    """Use TLS; plain HTTP when absent."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -63,7 +65,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     level: str = "info"
     """debug, info, warning or error."""
     access: bool = True
-    """One line per request, without prompts, keys or raw session ids."""
+    """Log one line per request, without prompts, keys or raw session ids."""
 
     def __post_init__(self) -> None:
         if self.level not in ("debug", "info", "warning", "error"):
@@ -71,7 +73,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything a gateway process needs to know."""
+    """The whole configuration of a gateway process."""
 
     listen: Listen = Listen()
     admin: AdminSettings = AdminSettings()
@@ -89,17 +91,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     limits: LimitSettings = LimitSettings()
     authentication: AuthenticationSettings = AuthenticationSettings()
     tenants: tuple[TenantSettings, ...] = ()
-    """Who may use this gateway; with none, and no other way to prove who one is, everybody may."""
+    """Who may use this gateway. Without tenants, keys in Redis or `jwt`, everyone may."""
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
     passthrough_paths: tuple[str, ...] = ()
-    """Further paths that go to a backend as they are: `/v1/files`, or `/v1/files/*` for all below it. They
-    are routed by session headers alone, and clients reach whatever an engine offers there."""
+    """Further paths that are forwarded unchanged: `/v1/files`, or `/v1/files/*` for everything below it. They
+    are routed by session headers alone, and clients can reach whatever an engine serves there."""
     reload: ReloadSettings = ReloadSettings()
     workers: int = 1
     """Gateway processes that share the port; more than one needs `sessions.store: redis`."""
     drain_timeout_s: float = 30.0
-    """How long running requests may go on after SIGTERM."""
+    """How long running requests may continue after SIGTERM."""
 
     def __post_init__(self) -> None:
         for path in self.passthrough_paths:
@@ -115,7 +117,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             seen_ids.add(backend.backend_id)
             seen_urls[url] = backend.backend_id
         tls = self.listen.tls
-        check_ways_in(
+        check_proofs(
             self.tenants,
             self.authentication,
             asks_for_certificates=tls is not None and tls.client_ca_file is not None,
@@ -125,26 +127,26 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if self.workers < 1:
             raise ValueError("workers must be at least 1")
         if self.workers > 1 and self.sessions.store != "redis":
-            raise ValueError("workers above 1 need a session table they can share: set sessions.store: redis")
+            raise ValueError("workers above 1 need a shared session store: set sessions.store: redis")
         if self.workers > 1 and self.listen.unix_path is not None:
-            raise ValueError("workers above 1 share a TCP port: listen.unix_path takes one process")
+            raise ValueError("workers above 1 need a TCP port: listen.unix_path allows only one process")
 
     @property
     def passes_client_credentials(self) -> bool:
-        """Whether credentials of clients go on to backends; where we ask for none, they are for them."""
+        """Whether clients' credentials are forwarded. If we ask for none, they are meant for the backends."""
         return self.authentication.passes_client_key or not must_authenticate(
             self.tenants, self.authentication
         )
 
 
 def load_config(path: Path | None) -> Config:
-    """Read the file (or take the defaults). Raises ConfigError."""
+    """Read the file, or use the defaults without one. Raises ConfigError."""
     if path is None:
         return parse_config({})
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}. Give --config the right file.") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}. Check --config.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     try:
@@ -166,16 +168,16 @@ def parse_config(data: Any) -> Config:
 
 
 def key_secret(environ: Mapping[str, str] = os.environ) -> bytes:
-    """Secret of the HMAC on session ids. All replicas need the same one.
+    """Return the secret of the HMAC on session ids. All replicas need the same one.
 
-    The default is public: placement works and replicas agree, but whoever reads the store could test
+    The default is public: placement works and replicas agree, but anyone who can read the store can test
     guesses of short session ids. Set HOMING_KEY_SECRET in production.
     """
     return (environ.get("HOMING_KEY_SECRET") or DEFAULT_KEY_SECRET).encode()
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys, which YAML forbids and PyYAML silently takes."""
+    """SafeLoader that refuses duplicate keys, which YAML forbids but PyYAML accepts."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -188,5 +190,5 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _one_line(error: Exception) -> str:
-    """PyYAML's text without the name that it gives to what is no file to it."""
+    """PyYAML's message on one line, without its placeholder for the file name."""
     return " ".join(str(error).replace(' in "<unicode string>",', " at").split())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Authentication:
-    """One per gateway process. Raises ConfigError when a named variable, file or package is missing."""
+    """One per gateway process. Raises ConfigError for unusable keys or a missing package."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Options of tenants and of how clients prove who they are. Secrets are named here, or hashed, never written.
+"""Options of tenants and of client authentication. Secrets are given by variable name or hash, never as text.
 
-Invariant: settings that contradict each other cannot be built; the error names the option and no secret.
+Invariant: contradictory settings cannot be built; the error names the option but no secret.
 """
 
 from __future__ import annotations
@@ -18,34 +18,36 @@ _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}\Z")
 ALGORITHMS = frozenset(
     ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 )
-"""Signatures with a public key. One with a shared secret would let whoever can verify also sign."""
+"""Public-key signatures only. With a shared secret, anyone who can verify could also sign."""
 
 
 class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One tenant: how its clients are known and what they may do."""
+    """One tenant: how its clients authenticate and what they may do."""
 
     name: str
-    """In logs, in tokens and in Redis; `[A-Za-z0-9._-]`, at most 64 long."""
+    """Name in logs, tokens and Redis; `[A-Za-z0-9._-]`, at most 64 characters."""
     keys_env: str | None = None
     """Environment variable that holds its API keys, separated by commas or blanks."""
     keys_file: str | None = None
     """File with one key, or one `sha256:…` of a key, per line; read at start and at each reload."""
     key_hashes: tuple[str, ...] = ()
-    """`sha256:` and the hex digest of an API key, for a configuration that holds no secret."""
+    """`sha256:` and the hex digest of an API key, for a configuration without secrets."""
     certificate_names: tuple[str, ...] = ()
-    """Common names of client certificates, where `listen.tls.client_ca_file` asks for them."""
+    """Common names of client certificates; needs `listen.tls.client_ca_file`."""
     models: tuple[str, ...] | None = None
-    """Models it may use and see; all when absent."""
+    """Models that it may use and see; all when absent."""
     limits: TenantLimits | None = None
-    """Its own limits instead of `limits.per_tenant`."""
+    """Its own limits, instead of `limits.per_tenant`."""
     priority: int = 0
-    """Steps in the queue before others: each counts as `limits.queue_priority_step_s` of waiting."""
+    """Priority in the queue: each step counts as `limits.queue_priority_step_s` of waiting."""
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
-            raise ValueError(f"name {self.name!r} must match [A-Za-z0-9][A-Za-z0-9._-]* and have at most 64")
-        if any(not _KEY_HASH.match(one) for one in self.key_hashes):
-            raise ValueError(f"key_hashes of {self.name!r}: each is `sha256:` and 64 lower-case hex digits")
+            raise ValueError(f"name {self.name!r} must match [A-Za-z0-9][A-Za-z0-9._-]*, at most 64 long")
+        if any(not _KEY_HASH.match(key_hash) for key_hash in self.key_hashes):
+            raise ValueError(
+                f"key_hashes of {self.name!r}: each must be `sha256:` and 64 lower-case hex digits"
+            )
         if not -100 <= self.priority <= 100:
             raise ValueError(f"priority must be -100..100, got {self.priority}")
 
@@ -54,49 +56,50 @@ class JwtSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Bearer tokens of an identity provider (OIDC). Needs `pip install homing[jwt]`."""
 
     issuer: str
-    """The `iss` that a token must carry."""
+    """The required `iss` of a token."""
     audience: str
-    """The `aud` that a token must carry, alone or among others."""
+    """The required `aud` of a token, alone or among others."""
     jwks_url: str
-    """Where the provider publishes its public keys; https, or http on loopback."""
+    """URL of the provider's public keys; https, or http on loopback."""
     tenant_claim: str = "tenant"
-    """The claim that names the tenant; `a.b` is member b of claim a."""
+    """Claim that names the tenant; `a.b` is member b of claim a."""
     accepts_unlisted_tenants: bool = False
-    """Tenants that a valid token names need not be listed; they get `limits.per_tenant` and all models."""
+    """Accept tenants that a valid token names but `tenants` does not list; they get `limits.per_tenant` and
+    all models."""
     algorithms: tuple[str, ...] = ("RS256", "ES256")
-    """Signatures accepted."""
+    """Accepted signature algorithms."""
     leeway_s: float = 30.0
-    """How far clocks may disagree about a token's times."""
+    """Tolerated clock difference for a token's times."""
     refresh_s: float = 300.0
-    """How often the provider's keys are fetched again."""
+    """How often the provider's keys are fetched."""
     max_cached_s: float = 60.0
-    """How long a token, once verified, is not verified again; its own end is always kept."""
+    """How long a verified token is cached; never longer than it is valid."""
 
     def __post_init__(self) -> None:
-        odd = sorted(set(self.algorithms) - ALGORITHMS)
-        if odd or not self.algorithms:
-            raise ValueError(f"algorithms: {odd} not among {', '.join(sorted(ALGORITHMS))}")
+        unknown = sorted(set(self.algorithms) - ALGORITHMS)
+        if unknown or not self.algorithms:
+            raise ValueError(f"algorithms: {unknown} not among {', '.join(sorted(ALGORITHMS))}")
         url = urlsplit(self.jwks_url)
         is_local = url.hostname in ("localhost", "127.0.0.1", "::1")
         if url.scheme != "https" and not (url.scheme == "http" and is_local):
-            raise ValueError("jwks_url must be https: whoever changes those keys can be anybody")
+            raise ValueError("jwks_url must be https: who can change these keys can impersonate any tenant")
         if self.refresh_s <= 0 or self.leeway_s < 0 or self.max_cached_s < 0:
-            raise ValueError("refresh_s must be above 0, leeway_s and max_cached_s not below")
+            raise ValueError("refresh_s must be above 0; leeway_s and max_cached_s must not be negative")
 
 
 class AuthenticationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How clients prove who they are. Required as soon as there are tenants, keys in Redis or `jwt`."""
+    """How clients authenticate. Required as soon as there are tenants, keys in Redis or `jwt`."""
 
     keys_in_redis: bool = False
-    """Also look API keys up in Redis, where they can be added and revoked; needs `sessions.store: redis`."""
+    """Also look up API keys in Redis, where they can be added and revoked; needs `sessions.store: redis`."""
     keys_in_redis_ttl_s: float = 30.0
-    """How long a key found there is not looked up again: the longest that a revoked one still works."""
+    """How long a key found there is cached; a revoked key works for at most this long."""
     jwt: JwtSettings | None = None
     """Accept bearer tokens of this identity provider."""
     passes_client_key: bool = False
-    """Send the client's own credentials on to backends that have no `api_key_env`; else they stop here."""
+    """Forward the client's own credentials to backends without `api_key_env`; by default they are removed."""
     cache_salt: bool = False
-    """Give each tenant a part of the engines' prefix caches of its own, by a `cache_salt` in the request."""
+    """Give each tenant its own part of the engines' prefix caches, by a `cache_salt` in the request."""
 
     def __post_init__(self) -> None:
         if not 0 < self.keys_in_redis_ttl_s <= 3600:
@@ -104,20 +107,20 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 def must_authenticate(tenants: Sequence[TenantSettings], settings: AuthenticationSettings) -> bool:
-    """Whether clients have to prove who they are; else everybody is the one anonymous tenant."""
+    """Whether clients must authenticate; otherwise all are the one anonymous tenant."""
     return bool(tenants) or settings.keys_in_redis or settings.jwt is not None
 
 
-def check_ways_in(
+def check_proofs(
     tenants: Sequence[TenantSettings], settings: AuthenticationSettings, *, asks_for_certificates: bool
 ) -> None:
-    """Raises ValueError for a tenant that nobody could ever be."""
+    """Raises ValueError for a tenant whose clients could never authenticate."""
     for tenant in tenants:
         if tenant.certificate_names and not asks_for_certificates:
             raise ValueError(
-                f"tenant {tenant.name!r} has certificate_names, and listen.tls.client_ca_file asks for none"
+                f"tenant {tenant.name!r} has certificate_names, which needs listen.tls.client_ca_file"
             )
         has_keys = tenant.keys_env is not None or tenant.keys_file is not None or bool(tenant.key_hashes)
         is_named_elsewhere = settings.keys_in_redis or settings.jwt is not None
         if not (has_keys or tenant.certificate_names or is_named_elsewhere):
-            raise ValueError(f"tenant {tenant.name!r} has no key: give keys_env, keys_file or key_hashes")
+            raise ValueError(f"tenant {tenant.name!r} has no key: set keys_env, keys_file or key_hashes")

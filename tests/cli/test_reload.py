@@ -113,7 +113,7 @@ async def test_what_operators_did_stays() -> None:
         assert backends["b0"].weight == 7.0  # type: ignore[index]
         clash = [*named(world, 0, 1, 2), {"id": "other", "url": extra.base_url}]
         report = await reload(world, backends=clash)
-        assert report.errors == ("backends.other.url: backend extra has it already",)
+        assert report.errors == ("backends.other.url: backend extra already has this url",)
 
 
 @pytest.mark.parametrize(
