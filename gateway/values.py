@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Literal, NewType
 
 import msgspec
 
@@ -198,3 +198,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+
+
+class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one attempt to reload the configuration."""
+
+    outcome: Literal["applied", "unchanged", "rejected"]
+    generation: int
+    """How many configurations have been in force, including the one at start."""
+    changed: tuple[str, ...] = ()
+    """Paths of the options that differ from the previous configuration."""
+    errors: tuple[str, ...] = ()
+    """Why nothing was changed: one line per reason, with the path of the option."""

@@ -13,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.admin.backend_hosts import require_allowed
-from gateway.config.config import BackendSettings, Config
+from gateway.admin.parts import AdminConfig
 from gateway.errors import BadRequest
+from gateway.fleet.settings import BackendSettings
 from gateway.upstream.address import parse_base_url
 
 
-async def require_key_allowed(backend: BackendSettings, config: Config, environ: Mapping[str, str]) -> None:
+async def require_key_allowed(
+    backend: BackendSettings, config: AdminConfig, environ: Mapping[str, str]
+) -> None:
     """Raise BadRequest unless the variable in `api_key_env` is set and may be sent to this backend's host."""
     variable = backend.api_key_env
     if variable is None:

@@ -11,9 +11,8 @@ from gateway.admin.describe import describe_backend, describe_backends, describe
 from gateway.admin.operations import IfMatch, Operation, Reply
 from gateway.admin.orders import BackendName, BackendPatch, DrainOrder
 from gateway.admin.parts import AdminParts
-from gateway.config.config import BackendSettings, normalise_backend_url
 from gateway.errors import Conflict, NotFound
-from gateway.process.membership import backend_of
+from gateway.fleet.settings import BackendSettings, backend_of, normalise_backend_url
 from gateway.values import Backend, BackendId
 
 

@@ -25,8 +25,8 @@ from gateway.admin.describe import (
 from gateway.admin.operations import Operation
 from gateway.admin.orders import LogLevelOrder
 from gateway.admin.parts import AdminParts
-from gateway.config.reload import ReloadReport
 from gateway.observability.logs import log_event
+from gateway.values import ReloadReport
 
 MASK = "•••"
 SUMMARY_ROWS = 20

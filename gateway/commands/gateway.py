@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # held until a handler is installed
     raise_descriptor_limit()
-    with LogWriter(tell_lost=lost_line) as lines:
+    with LogWriter(make_lost_line=lost_line) as lines:
         configure_logging(config.log.level, lines.put)
         if options.worker is None and not config.backends and not config.fleet.discovery.has_sources:
             log_event("no_backends", level=logging.WARNING, advice=_NO_BACKENDS)

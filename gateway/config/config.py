@@ -1,14 +1,15 @@
 """The configuration: one YAML file, parsed once into frozen structs and passed down explicitly.
 
-Each package declares its own section beside the code that obeys it; this file puts them together, reads
-the file, takes secrets from the environment, and turns every mistake into one line with its path.
-Unknown keys are errors: a misspelt option that is silently ignored is found out in production.
+Each package declares its section beside the code that uses it. This package imports all of them, so no other
+package except `process` and `commands` may import it: they are handed the settings that they need.
+
+This module reads the file, takes secrets from the environment, and turns every mistake into one line with its
+path. Unknown keys are errors: a misspelt option that is ignored would be noticed only in production.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from gateway.config.file_watch import ReloadSettings
 from gateway.config.mistakes import explain
 from gateway.downstream.settings import DownstreamSettings
 from gateway.downstream.tls import ListenerTls
-from gateway.fleet.engine_metrics import DIALECTS
-from gateway.fleet.settings import FleetSettings
+from gateway.fleet.settings import BackendSettings, FleetSettings, normalise_backend_url
 from gateway.limits.settings import LimitSettings
 from gateway.request.tracing import TracingSettings
 from gateway.routing.failover import FailoverSettings
@@ -30,14 +30,12 @@ from gateway.routing.health import HealthSettings
 from gateway.routing.key_watch import KeyWatchSettings
 from gateway.routing.settings import RoutingSettings
 from gateway.sessions.settings import SessionsSettings
-from gateway.tenants.settings import AuthenticationSettings, TenantSettings, check_ways_in, must_authenticate
-from gateway.upstream.address import parse_base_url
+from gateway.tenants.settings import AuthenticationSettings, TenantSettings, check_proofs, must_authenticate
 from gateway.upstream.settings import UpstreamSettings
 from gateway.wire.routes import check_passthrough
 from gateway.wire.settings import HeaderSettings, KeySettings
 
-BACKEND_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-DEFAULT_KEY_SECRET = "homing-default-key-secret"  # noqa: S105 - public on purpose, see `Config.key_secret`
+DEFAULT_KEY_SECRET = "homing-default-key-secret"  # noqa: S105 - public on purpose, see `key_secret`
 
 
 class ConfigError(Exception):
@@ -45,7 +43,7 @@ class ConfigError(Exception):
 
 
 class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where clients reach the gateway."""
+    """Where clients connect."""
 
     host: str = "127.0.0.1"
     """Address to listen on; `0.0.0.0` or `::` for all interfaces."""
@@ -61,51 +59,13 @@ class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise ValueError(f"port must be 0..65535, got {self.port}")
 
 
-class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One backend of the fleet."""
-
-    url: str
-    """Base URL, `http://host:port`, `https://…` or `unix:/path/to.sock`; a closing `/v1` is ignored."""
-    id: str | None = None
-    """Stable name; made from host and port when absent."""
-    engine: str = "openai"
-    """torch, vllm, sglang, llamacpp, trtllm or openai: decides health path and metric names."""
-    weight: float = 1.0
-    """Share of new sessions relative to the others; 0 takes none."""
-    kv_capacity_tokens: int | None = None
-    """KV cache size in tokens; read from the engine's metrics when absent."""
-    labels: dict[str, str] = {}
-    """Names and values of your own, shown by the admin API."""
-    api_key_env: str | None = None
-    """Environment variable with the key sent to this backend instead of the client's."""
-
-    def __post_init__(self) -> None:
-        normalise_backend_url(self.url)
-        if self.id is not None and not BACKEND_ID_PATTERN.match(self.id):
-            raise ValueError(f"id {self.id!r} must match [A-Za-z0-9][A-Za-z0-9._-]* and be at most 64 long")
-        if self.engine not in ENGINES:
-            raise ValueError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
-        if not 0 <= self.weight <= 1000:
-            raise ValueError(f"weight must be 0..1000, got {self.weight}")
-
-    @property
-    def backend_id(self) -> str:
-        if self.id is not None:
-            return self.id
-        place = normalise_backend_url(self.url).partition(":")[2]
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", place).strip("-._")[:64]
-
-
-ENGINES = tuple(DIALECTS)
-
-
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is logged, as JSON lines on standard error."""
 
     level: str = "info"
     """debug, info, warning or error."""
     access: bool = True
-    """One line per request, without prompts, keys or raw session ids."""
+    """Log one line per request, without prompts, keys or raw session ids."""
 
     def __post_init__(self) -> None:
         if self.level not in ("debug", "info", "warning", "error"):
@@ -158,7 +118,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             seen_ids.add(backend.backend_id)
             seen_urls[url] = backend.backend_id
         tls = self.listen.tls
-        check_ways_in(
+        check_proofs(
             self.tenants,
             self.authentication,
             asks_for_certificates=tls is not None and tls.client_ca_file is not None,
@@ -168,9 +128,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if self.workers < 1:
             raise ValueError("workers must be at least 1")
         if self.workers > 1 and self.sessions.store != "redis":
-            raise ValueError("workers above 1 need a session table they can share: set sessions.store: redis")
+            raise ValueError("workers above 1 need a shared session store: set sessions.store: redis")
         if self.workers > 1 and self.listen.unix_path is not None:
-            raise ValueError("workers above 1 share a TCP port: listen.unix_path takes one process")
+            raise ValueError("workers above 1 need a TCP port: listen.unix_path allows only one process")
 
     @property
     def passes_client_credentials(self) -> bool:
@@ -180,18 +140,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         )
 
 
-def normalise_backend_url(url: str) -> str:
-    """One spelling per backend: `HTTP://A:80/` and `http://a` are one. Raises ValueError with the reason."""
-    address = parse_base_url(url.strip().removesuffix("/").removesuffix("/v1"))
-    if address.unix_path is not None:
-        return f"unix:{address.unix_path}"
-    scheme = "https" if address.is_tls else "http"
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"{scheme}://{host}:{address.port}{address.path_prefix.decode()}"
-
-
 def load_config(path: Path | None) -> Config:
-    """Read the file (or take the defaults). Raises ConfigError."""
+    """Read the file, or use the defaults without one. Raises ConfigError."""
     if path is None:
         return parse_config({})
     try:
@@ -221,9 +171,9 @@ def parse_config(data: Any) -> Config:
 
 
 def key_secret(environ: Mapping[str, str] = os.environ) -> bytes:
-    """Secret of the HMAC on session ids. All replicas need the same one.
+    """Return the secret of the HMAC on session ids. All replicas need the same one.
 
-    The default is public: placement works and replicas agree, but whoever reads the store could test
+    The default is public: placement works and replicas agree, but anyone who can read the store can test
     guesses of short session ids. Set HOMING_KEY_SECRET in production.
     """
     return (environ.get("HOMING_KEY_SECRET") or DEFAULT_KEY_SECRET).encode()

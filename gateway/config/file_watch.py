@@ -1,12 +1,11 @@
-"""Noticing that a file has changed: the configuration, a certificate.
+"""Detects that a file has changed: the configuration or a certificate.
 
-Decision: look at the file every few seconds instead of subscribing to events. It works on every file system,
-sees through symbolic links (Kubernetes replaces a mounted ConfigMap by turning one), and costs one `stat`. A
-change counts only when the file has stayed the same from one look to the next: a file that is being written,
-and would read as a shorter valid one, is not taken for the new one. A file that is gone is no change: what
-was read from it stays in force.
+Decision: poll every few seconds instead of subscribing to events. Polling works on every file system, follows
+symbolic links (Kubernetes updates a mounted ConfigMap by replacing one), and costs one `stat`. A change
+counts only when the file is the same at two polls in a row, so that a file that is still being written is not
+read. A deleted file is not a change: what was read from it stays in force.
 
-Knows nothing of what is in the files.
+Knows nothing of the files' contents.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class ReloadSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def mark_of(path: Path) -> Mark | None:
-    """What tells one content of a file from the next: time, inode and size. None: there is no such file."""
+    """Return what identifies a file's content: time, inode and size. None: no such file."""
     try:
         status = path.stat()
     except OSError:
@@ -45,15 +44,15 @@ def mark_of(path: Path) -> Mark | None:
 
 
 class ChangedFiles:
-    """Compares each look at the files with the ones before it."""
+    """Compares the files with how they were at earlier polls."""
 
     def __init__(self) -> None:
         self._known: dict[Path, Mark | None] = {}
         self._seen: dict[Path, Mark | None] = {}
 
     def look(self, paths: Iterable[Path]) -> bool:
-        """Whether any of these files has changed and settled. A file never looked at before is known as it
-        is now. Changes what is known."""
+        """Return whether any of these files has changed and settled, and remember them. A file that is new to
+        this object has not changed."""
         has_changed = False
         for path in paths:
             mark = mark_of(path)
@@ -66,7 +65,7 @@ class ChangedFiles:
 
 
 class FileWatch:
-    """Looks at the files of `paths()` every `interval_s()` and calls `on_change`. Owns one task."""
+    """Polls the files of `paths()` every `interval_s()` and calls `on_change`. Owns one task."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class FileWatch:
             self._task = None
 
     async def _run(self) -> None:
-        """Supervisor of its own rounds: one bad look must not end the watching."""
+        """Poll forever; a failed round does not end the task."""
         while True:
             try:
                 if await asyncio.to_thread(self._files.look, tuple(self._paths())):

@@ -1,7 +1,7 @@
-"""What msgspec finds wrong in a configuration, told for who wrote it: where, and what was probably meant.
+"""Turns msgspec's validation errors into messages for users: where, and what was probably meant.
 
-msgspec names the place as a path from the root. Its own description of the types, walked along that path,
-says which keys or values there are. Knows no option.
+msgspec gives the place as a path from the root. Its description of the types, followed along that path, lists
+the valid keys or values. Knows no particular option.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ def explain(root: type, message: str) -> str:
     place = type_at(root, path)
     unknown, wrong = _UNKNOWN_KEY.fullmatch(text), _WRONG_VALUE.fullmatch(text)
     if unknown is not None and isinstance(place, msgspec.inspect.StructType):
-        names = [one.encode_name for one in place.fields]
-        text = f"unknown key `{unknown[1]}`{_meant(unknown[1], names)}"
+        names = [field.encode_name for field in place.fields]
+        text = f"unknown key `{unknown[1]}`{_suggestion(unknown[1], names)}"
     elif wrong is not None and isinstance(place, msgspec.inspect.LiteralType):
-        text += _meant(wrong[1].strip("'"), [str(one) for one in place.values])
+        text += _suggestion(wrong[1].strip("'"), [str(value) for value in place.values])
     return f"{path.lstrip('.') or 'top level'}: {text}"
 
 
-def _meant(given: str, known: Sequence[str]) -> str:
+def _suggestion(given: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(given, known, n=1)
     if near:
         return f"; did you mean `{near[0]}`?"
-    return f"; there are {', '.join(known)}" if len(known) <= MAX_LISTED else ""
+    return f"; known: {', '.join(known)}" if len(known) <= MAX_LISTED else ""
 
 
 def type_at(root: type, path: str) -> msgspec.inspect.Type | None:
-    """The type that a path like `.backends[0].url` leads to, as far as it can be followed."""
+    """Return the type at a path like `.backends[0].url`, None if it cannot be followed."""
     place: msgspec.inspect.Type | None = msgspec.inspect.type_info(root)
     for step in _STEP.finditer(path):
         place = _inner(place, step["key"])
@@ -50,7 +50,7 @@ def type_at(root: type, path: str) -> msgspec.inspect.Type | None:
 def _inner(place: msgspec.inspect.Type | None, key: str | None) -> msgspec.inspect.Type | None:
     place = _only(place)
     if isinstance(place, msgspec.inspect.StructType):
-        return next((one.type for one in place.fields if one.encode_name == key), None)
+        return next((field.type for field in place.fields if field.encode_name == key), None)
     if isinstance(place, msgspec.inspect.DictType):
         return place.value_type
     if isinstance(place, (msgspec.inspect.VarTupleType, msgspec.inspect.ListType)):
@@ -59,8 +59,8 @@ def _inner(place: msgspec.inspect.Type | None, key: str | None) -> msgspec.inspe
 
 
 def _only(place: msgspec.inspect.Type | None) -> msgspec.inspect.Type | None:
-    """Of a type that may be absent, the type."""
+    """Return T for `T | None`."""
     if not isinstance(place, msgspec.inspect.UnionType):
         return place
-    types = [one for one in place.types if not isinstance(one, msgspec.inspect.NoneType)]
+    types = [kind for kind in place.types if not isinstance(kind, msgspec.inspect.NoneType)]
     return types[0] if len(types) == 1 else None

@@ -1,12 +1,12 @@
-"""Taking over a changed configuration without a restart: read, judge, swap; or leave everything as it is.
+"""Applies a changed configuration without a restart: read it, check it, swap it in, or change nothing.
 
-Decision: all or nothing. The new configuration is read and validated as at start, compared with the one in
-force, and everything that can fail (a certificate, a clash with a backend that the admin API added) is tried
-before the first change is made. What is not known to be changeable while requests run needs a restart, and a
-file that changes it is refused whole: half a configuration would be one that nobody wrote.
+Decision: all or nothing. The new configuration is read and validated as at start and compared with the one in
+force. Everything that can fail (a certificate, a conflict with a backend that the admin API added) is tried
+before the first change. Options that cannot change while requests run need a restart, and a file that changes
+one of them is rejected as a whole, because nobody wrote the half that would be left.
 
-Invariant: the swap itself happens between two events of the loop, so a request has the old configuration or
-the new one, never some of each. Knows nothing of files or signals: it is given a function that reads.
+Invariant: a request sees the old configuration or the new one, never a mixture, because the swap happens
+between two events of the loop. Knows nothing of files or signals: it is given a function that reads.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from gateway.config.config import Config, ConfigError
 from gateway.observability.logs import log_event
 from gateway.routing.settings import FIXED_WHILE_RUNNING
+from gateway.values import ReloadReport
 
 LIVE_SECTIONS = frozenset(
     {
@@ -41,7 +42,7 @@ LIVE_SECTIONS = frozenset(
         "reload",
     }
 )
-"""Sections whose every option is taken over while requests run."""
+"""Sections whose options can all change while requests run, except `RESTART_OPTIONS`."""
 LIVE_OPTIONS = frozenset({"listen.tls", "admin.tls", "downstream.cors"})
 RESTART_OPTIONS = frozenset(
     {
@@ -53,32 +54,20 @@ RESTART_OPTIONS = frozenset(
         *(f"routing.{name}" for name in FIXED_WHILE_RUNNING),
     }
 )
-"""Options of live sections that are not: what has been learned or opened depends on them."""
+"""Options of live sections that need a restart, because learned state or open connections depend on them."""
 
 _P = TypeVar("_P")
 
 
-class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one attempt to reload."""
-
-    outcome: Literal["applied", "unchanged", "rejected"]
-    generation: int
-    """How many configurations have been in force, the one at start included."""
-    changed: tuple[str, ...] = ()
-    """Paths of the options that differ from those that were in force."""
-    errors: tuple[str, ...] = ()
-    """Why nothing was changed: one line for each reason, with the path of the option."""
-
-
 class Target(Protocol[_P]):
-    """The running gateway, as a reload sees it."""
+    """What a reload needs of the running gateway."""
 
     def prepare(self, config: Config) -> _P:
-        """Make everything that can fail. Raises ConfigError. Changes nothing; runs in a thread."""
+        """Build everything that can fail. Raises ConfigError. Changes nothing; runs in a thread."""
         ...
 
     async def swap(self, config: Config, prepared: _P) -> None:
-        """Take over. Raises OSError before anything has changed, or not at all."""
+        """Apply it. May raise OSError, but only before anything has changed."""
         ...
 
 
@@ -86,7 +75,7 @@ class Reloader(Generic[_P]):
     """Owns the configuration in force. One reload at a time."""
 
     def __init__(self, config: Config, *, load: Callable[[], Config], target: Target[_P]) -> None:
-        """`load` reads the configuration anew; raises ConfigError. It runs in a thread."""
+        """`load` reads the configuration again, in a thread; raises ConfigError."""
         self.config = config
         self.generation = 1
         self.is_last_successful = True
@@ -94,7 +83,7 @@ class Reloader(Generic[_P]):
         self._lock = asyncio.Lock()
 
     async def reload(self) -> ReloadReport:
-        """Read the configuration and the certificates again. Never raises for what the user wrote."""
+        """Read the configuration and the certificates again. Mistakes are reported, not raised."""
         return await self._take_over(self._load)
 
     async def renew_certificates(self) -> ReloadReport:
@@ -143,26 +132,26 @@ class _NeedsRestart(Exception):
 
 
 def changed_paths(before: Config, after: Config) -> tuple[str, ...]:
-    """Paths of the options that differ: `routing.stay_gain`, `backends.gpu-1` (as a whole), `workers`."""
+    """Return the paths that differ: `routing.stay_gain`, `workers`, or a whole `backends.gpu-1`."""
     return tuple(_differences("", _comparable(before), _comparable(after)))
 
 
 def is_live(path: str) -> bool:
-    """Whether a change of this option can be taken over while requests run."""
+    """Whether this option can change while requests run."""
     if _is_among(path, RESTART_OPTIONS):
         return False
     return path.partition(".")[0] in LIVE_SECTIONS or _is_among(path, LIVE_OPTIONS)
 
 
 def _is_among(path: str, options: frozenset[str]) -> bool:
-    """Whether it is one of these, or inside one."""
+    """Whether it is one of these options or inside one."""
     return any(path == option or path.startswith(f"{option}.") for option in options)
 
 
 def _comparable(config: Config) -> dict[str, object]:
-    """As plain values, with backends under their names: one that moved in the list has not changed."""
+    """Return plain values, with backends by name: a changed order of the list is not a change."""
     data: dict[str, object] = msgspec.to_builtins(config)
-    backends = {one.backend_id: (msgspec.to_builtins(one),) for one in config.backends}
+    backends = {backend.backend_id: (msgspec.to_builtins(backend),) for backend in config.backends}
     return data | {"backends": backends}
 
 

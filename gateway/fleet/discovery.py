@@ -1,17 +1,17 @@
-"""Discovery: keeps the fleet in step with sources that know which engines there are.
+"""Discovery: keeps the fleet in sync with sources that list the engines.
 
-Each source is asked every few seconds. What newly appears in its answer is added, what is no longer in it is
-removed: running answers finish, sessions move at their next turn. The rules that matter are about bad days:
+Each source is asked every few seconds. A backend that appears in its answer is added, one that disappears is
+removed: running answers finish, sessions move at their next turn. The important rules concern failures:
 
-* A source that fails changes nothing, and one that suddenly knows nobody has failed: an outage of DNS or of
-  the Kubernetes API must not empty the fleet. Backends that are really gone are found by probes, and stay in
-  the list as down until the source names others.
-* Only changes of a source's own answer count. So a backend that an operator removed stays removed until the
-  source forgets it and names it again, and what the configuration or an operator added is never touched.
-* One backend, one entry: what is in the fleet already, by id or by address, is not added twice, and a source
+* A source that fails changes nothing, and an empty answer is a failure: an outage of DNS or of the Kubernetes
+  API must not empty the fleet. Probes find backends that are really gone; they stay listed as down until the
+  source names others.
+* Only changes in a source's own answer count. So a backend that an operator removed stays removed until the
+  source drops it and names it again, and what the configuration or an operator added is never touched.
+* One backend, one entry: what is in the fleet already, by id or by address, is not added again, and a source
   changes and removes only what it has added.
 
-Knows nothing of health. Every replica asks for itself; they agree because the sources do.
+Knows nothing of health. Each replica asks for itself; they agree because the sources do.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.config.config import BackendSettings, normalise_backend_url
 from gateway.fleet.discovery_sources import Source, SourceUnavailable
 from gateway.fleet.registry import Fleet
+from gateway.fleet.settings import BackendSettings, normalise_backend_url
 from gateway.observability.logs import log_event
 from gateway.values import BackendId
 
@@ -30,7 +30,7 @@ Found = Mapping[BackendId, BackendSettings]
 
 
 class Discovery:
-    """Owns one background task. `join` adds a backend to the fleet, with its key."""
+    """Owns one background task. `join` adds a backend with its key to the fleet."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Discovery:
             await asyncio.sleep(self._interval_s)
 
     async def look(self) -> None:
-        """Ask every source once and apply what changed. Supervisor: a bug in one source ends no other."""
+        """Ask every source once and apply what changed. A bug in one source does not affect the others."""
         for source in self._sources:
             try:
                 await self._ask(source)
@@ -73,7 +73,7 @@ class Discovery:
     async def _ask(self, source: Source) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = {BackendId(one.backend_id): one for one in await source.find()}
+                found = {BackendId(backend.backend_id): backend for backend in await source.find()}
         except TimeoutError:
             self._fail(source, f"no answer within {self._timeout_s:g} s")
         except SourceUnavailable as error:
@@ -84,7 +84,8 @@ class Discovery:
             self._known[source] = found
 
     def _apply(self, before: Found, now: Found, added: set[BackendId]) -> None:
-        """Newcomers first, so that the fleet is never smaller than either answer. `added`: by this source."""
+        """Apply the differences; `added` are the backends that this source has added. Additions come
+        first, so that the fleet is never smaller than either answer."""
         for backend_id, settings in now.items():
             if settings == before.get(backend_id):
                 continue
@@ -99,13 +100,13 @@ class Discovery:
             added.discard(backend_id)
 
     def _is_new(self, backend_id: BackendId, settings: BackendSettings) -> bool:
-        """Whether nobody else brought it, by id or by address."""
+        """Whether the fleet has neither its id nor its address."""
         backends = self._fleet.view.backends
         url = normalise_backend_url(settings.url)
-        return backend_id not in backends and all(one.base_url != url for one in backends.values())
+        return backend_id not in backends and all(backend.base_url != url for backend in backends.values())
 
     def _fail(self, source: Source, reason: str) -> None:
-        """One line when trouble begins, not one per round."""
+        """Log when a source starts to fail, not in every round."""
         if source not in self._failing:
             self._failing.add(source)
             log_event("discovery_failed", level=logging.WARNING, source=source.name, reason=reason)

@@ -1,8 +1,8 @@
-"""Where backends can be looked up: a name in DNS, a file, the EndpointSlices of a Kubernetes service.
+"""Sources of backends: a DNS name, a file, the EndpointSlices of a Kubernetes service.
 
-A source answers with backends as in the configuration, or raises `SourceUnavailable`: also when it knows
-nobody, because a headless service without pods and a broken resolver look alike. Only a file may say
-"none", by an empty list. Nothing here remembers anything or touches the fleet.
+A source returns backends as in the configuration, or raises `SourceUnavailable`. An empty answer is an error
+too, because a headless service without pods and a broken resolver look alike; only a file may contain an
+empty list. Sources keep no state and do not touch the fleet.
 """
 
 from __future__ import annotations
@@ -19,18 +19,24 @@ import httpx
 import msgspec
 import yaml
 
-from gateway.config.config import BACKEND_ID_PATTERN, BackendSettings
-from gateway.fleet.discovery_settings import DiscoverySettings, DnsSource, FileSource, KubernetesSource
+from gateway.fleet.settings import (
+    BACKEND_ID_PATTERN,
+    BackendSettings,
+    DiscoverySettings,
+    DnsSource,
+    FileSource,
+    KubernetesSource,
+)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SLICES_PATH = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
 Resolve = Callable[[str, int], Awaitable[list[Any]]]
-"""Host and port to rows as of `socket.getaddrinfo`."""
+"""Resolves host and port to rows as `socket.getaddrinfo` returns them."""
 
 
 class SourceUnavailable(Exception):
-    """The source cannot say now which backends there are."""
+    """The source cannot list its backends at the moment."""
 
 
 class Source(Protocol):
@@ -40,12 +46,12 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     async def find(self) -> list[BackendSettings]:
-        """All backends it knows. Raises SourceUnavailable."""
+        """Return all its backends. Raises SourceUnavailable."""
         ...
 
 
 def make_sources(settings: DiscoverySettings, environ: Mapping[str, str] = os.environ) -> list[Source]:
-    """What the configuration asks for, in its order."""
+    """Create the configured sources, in order."""
     return [
         *(DnsLookup(source) for source in settings.dns),
         *(BackendFile(source) for source in settings.files),
@@ -54,7 +60,7 @@ def make_sources(settings: DiscoverySettings, environ: Mapping[str, str] = os.en
 
 
 class DnsLookup:
-    """Each address of a name. Where a name has both kinds, IPv4 only: a dual-stack pod is one backend."""
+    """Each address of a name. If a name has both kinds, only IPv4: a dual-stack pod is one backend."""
 
     def __init__(self, source: DnsSource, resolve: Resolve | None = None) -> None:
         self.name = f"dns:{source.host}"
@@ -81,7 +87,7 @@ async def _system_resolver(host: str, port: int) -> list[Any]:
 
 
 class BackendFile:
-    """A YAML list of backends. A file that is half written or wrong is an unavailable source."""
+    """A YAML list of backends. A file that is incomplete or invalid is an unavailable source."""
 
     def __init__(self, source: FileSource) -> None:
         self.name = f"file:{source.path}"
@@ -102,7 +108,7 @@ class _Named(msgspec.Struct):
 
 
 class _Conditions(msgspec.Struct, frozen=True):
-    ready: bool | None = None  # absent means ready (API reference)
+    ready: bool | None = None  # absent means ready, says the API reference
 
 
 class _Endpoint(msgspec.Struct):
@@ -126,9 +132,9 @@ class _SliceList(msgspec.Struct):
 
 
 class EndpointSlices:
-    """The ready pods of a service, each under its own name. A pod that is terminating is not ready.
+    """The ready pods of a service, each with its pod's name. A terminating pod is not ready.
 
-    The token is read at each request, because the cluster renews the file within the hour.
+    The token is read for each request, because the cluster rotates the file about hourly.
     """
 
     def __init__(
@@ -149,8 +155,8 @@ class EndpointSlices:
             slices = await self._list()
         except (httpx.HTTPError, OSError, msgspec.DecodeError) as error:
             raise SourceUnavailable(f"the Kubernetes API: {error or type(error).__name__}") from error
-        slices.sort(key=lambda part: part.addressType, reverse=True)  # of a dual-stack pod, IPv4 wins
-        found = {one.backend_id: one for part in slices for one in self._ready_pods(part)}
+        slices.sort(key=lambda part: part.addressType, reverse=True)  # for a dual-stack pod, IPv4 wins
+        found = {backend.backend_id: backend for part in slices for backend in self._ready_pods(part)}
         if not found:
             raise SourceUnavailable(f"service {self._source.service} has no ready pod")
         return list(found.values())
@@ -175,12 +181,13 @@ class EndpointSlices:
         return ssl.create_default_context(cafile=str(self._account / "ca.crt"))
 
     def _ready_pods(self, part: _Slice) -> list[BackendSettings]:
-        port = self._source.port or next((one.port for one in part.ports or () if one.port), None)
+        port = self._source.port or next((entry.port for entry in part.ports or () if entry.port), None)
         if port is None or part.addressType not in ("IPv4", "IPv6"):
             return []
-        ready = [one for one in part.endpoints or () if one.conditions.ready is not False]
         return [
-            _backend_at(one.addresses[0], port, self._source, one.targetRef) for one in ready if one.addresses
+            _backend_at(endpoint.addresses[0], port, self._source, endpoint.targetRef)
+            for endpoint in part.endpoints or ()
+            if endpoint.addresses and endpoint.conditions.ready is not False
         ]
 
 

@@ -1,11 +1,11 @@
-"""What each engine calls its numbers: health path and metric names per engine, and a lean text parser.
+"""Health path and metric names of each engine, and a small parser for their metrics.
 
-Engines expose hundreds of series; the gateway wants seven numbers. So the parser is one pass over the
-lines that begin with a wanted name, and sums a series over its labels (one engine may report per model or
-per data-parallel rank). It raises nothing: a number that cannot be read is absent, and absent never means 0.
+Engines expose hundreds of series; the gateway needs seven numbers. So the parser makes one pass, reads only
+lines that begin with a wanted name, and sums each series over its labels (an engine may report per model or
+per data-parallel rank). It never raises: a number that cannot be parsed is absent, and absent never means 0.
 
 Names: vLLM v1 (`vllm/v1/metrics/loggers.py`), SGLang (`srt/metrics/collector.py`), llama.cpp server,
-TensorRT-LLM as the Gateway API inference extension reads it. Our own worker speaks vLLM's names.
+TensorRT-LLM as the Gateway API inference extension reads it. Our own worker uses vLLM's names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VLLM = EngineDialect(
     cache_config="vllm:cache_config_info",
 )
 
-DIALECTS: Mapping[str, EngineDialect] = {
+DIALECTS: Mapping[str, EngineDialect] = {  # one for each of `settings.ENGINES`
     "torch": _VLLM,
     "vllm": _VLLM,
     "sglang": EngineDialect(
@@ -71,7 +71,7 @@ _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
-    """What one scrape said. None: the engine does not report it (never 0 by default)."""
+    """The result of one scrape. None: the engine does not report it (never 0 by default)."""
 
     start_time_s: float | None = None  # wall clock; a change means a new process, so a cold cache
     num_running: float | None = None
@@ -80,7 +80,7 @@ class EngineReport:
     prefix_queries: float | None = None
     prefix_hits: float | None = None
     kv_capacity_tokens: int | None = None
-    blocks: Mapping[str, int] | None = None  # state → count, from workers that say so
+    blocks: Mapping[str, int] | None = None  # state → count, from workers that report it
 
 
 def parse_metrics(text: str, dialect: EngineDialect) -> EngineReport:

@@ -1,4 +1,4 @@
-"""One upstream pool per backend, made when first needed and closed when the backend leaves the fleet."""
+"""One upstream pool per backend, created when first needed and closed when the backend leaves the fleet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.wire.settings import HeaderSettings
 
 
 class UpstreamPools:
-    """Looks backends up in the fleet: a name that is not in the view is never dialled."""
+    """Looks backends up in the fleet: never connects to a name that is not in the view."""
 
     def __init__(self, fleet: Fleet, settings: UpstreamSettings) -> None:
         self._fleet, self._settings = fleet, settings
@@ -24,9 +24,12 @@ class UpstreamPools:
         self._base_urls: dict[BackendId, str] = {}
         self._closing: set[asyncio.Task[Any]] = set()
 
+    def __repr__(self) -> str:
+        return f"<UpstreamPools for {len(self._pools)} backends, {len(self._closing)} closing>"
+
     def get(self, backend_id: BackendId) -> UpstreamPool:
-        """The pool of a backend of the current view. Raises UpstreamConnectFailed for any other name: one may
-        leave between a decision and its attempt."""
+        """Return the pool of a backend in the current view. Raises UpstreamConnectFailed for any other
+        name: a backend may leave between a decision and its attempt."""
         pool = self._pools.get(backend_id)
         if pool is None:
             backend = self._fleet.view.get(backend_id)
@@ -39,7 +42,7 @@ class UpstreamPools:
     def own_request_head(
         self, backend_id: BackendId, method: str, target: str, body_length: int | None = None
     ) -> bytes:
-        """The head of a request that the gateway makes itself (probe, scrape, replay), authenticated."""
+        """Build the head of the gateway's own request (probe, scrape, replay), with the backend's key."""
         address = self.get(backend_id).address
         api_key = self._fleet.api_key(backend_id)
         return self._heads.build(
@@ -53,7 +56,7 @@ class UpstreamPools:
         )
 
     def sync(self, view: FleetView) -> None:
-        """Let go of pools whose backend is gone or has another address; running answers finish."""
+        """Close the pools whose backend has left or has another address; running answers finish."""
         for backend_id, pool in list(self._pools.items()):
             backend = view.get(backend_id)
             if backend is not None and backend.base_url == self._base_urls[backend_id]:

@@ -1,11 +1,11 @@
-"""Asks each backend how it is: one task per backend that probes, scrapes and lists models.
+"""Health probes: one task per backend that probes it, scrapes its metrics and lists its models.
 
-A round is: health path → if it answers, metrics (start time, load, cache size) → now and then its models.
-The metrics are read *before* the probe is counted, so that a restarted backend has its new epoch by the
-time it turns ready and no session is sent home to a cold cache unknowingly. Suspects are probed more often
-than healthy backends. A status below 500 counts as alive: a 401 on a probe is a matter of keys, not health.
+A round is: health path → if it answers, metrics (start time, load, cache size) → every few rounds the models.
+The metrics are read *before* the probe is counted, so that a restarted backend has its new epoch by the time
+it becomes ready and no session is sent to a cold cache unknowingly. Suspect backends are probed more often. A
+status below 500 counts as alive: a 401 on a probe is a matter of keys, not health.
 
-Redirects are never followed, answers are bounded, and every wait has a limit.
+Redirects are never followed, answers are bounded, and every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.errors import UpstreamError
-from gateway.fleet.engine_metrics import DIALECTS, EngineReport, parse_metrics
+from gateway.fleet.engine_metrics import DIALECTS, parse_metrics
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.fleet.settings import FleetSettings
 from gateway.observability.logs import log_event
 from gateway.routing.health import HealthSettings, Outcome
+from gateway.routing.router import Router
 from gateway.values import Backend, BackendId, BackendState, FleetView
 
 ROUNDS_PER_MODEL_LIST = 15
@@ -41,8 +42,6 @@ class _ModelList(msgspec.Struct):
 
 _decode_models = msgspec.json.Decoder(_ModelList).decode
 
-OnReport = Callable[[BackendId, EngineReport], None]
-
 
 class Prober:
     """Owns the probe tasks: exactly one for each backend of the current view."""
@@ -51,16 +50,16 @@ class Prober:
         self,
         fleet: Fleet,
         pools: UpstreamPools,
+        router: Router,
         health: HealthSettings,
         settings: FleetSettings,
         *,
-        on_report: OnReport,
+        clock: Callable[[], float],
     ) -> None:
-        self._fleet, self._pools = fleet, pools
-        self._health, self._settings = health, settings
-        self._on_report = on_report
+        self._fleet, self._pools, self._router = fleet, pools, router
+        self._health, self._settings, self._clock = health, settings, clock
         self._tasks: dict[BackendId, asyncio.Task[None]] = {}
-        self._num_vain: dict[BackendId, int] = {}  # probes of backends that have never answered yet
+        self._num_unanswered: dict[BackendId, int] = {}  # failed probes of backends that have never answered
 
     def reconfigure(self, health: HealthSettings, settings: FleetSettings) -> None:
         """Probe at these intervals from the next round on."""
@@ -70,7 +69,7 @@ class Prober:
         """Start and stop tasks so that they match the view."""
         for backend_id in self._tasks.keys() - view.backends.keys():
             self._tasks.pop(backend_id).cancel()
-            self._num_vain.pop(backend_id, None)
+            self._num_unanswered.pop(backend_id, None)
         for backend_id in view.backends.keys() - self._tasks.keys():
             self._tasks[backend_id] = asyncio.ensure_future(self._watch(backend_id))
 
@@ -82,7 +81,7 @@ class Prober:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, backend_id: BackendId) -> None:
-        """Probe for ever. Supervisor of its own rounds: a bug in one round must not end the watching."""
+        """Probe forever; a failed round does not end the task."""
         round_number = 0
         while True:
             backend = self._fleet.view.get(backend_id)
@@ -99,7 +98,7 @@ class Prober:
     async def _pause(self, backend_id: BackendId) -> None:
         is_suspect = self._fleet.health.is_suspect(backend_id)
         interval_s = self._health.suspect_interval_s if is_suspect else self._health.probe_interval_s
-        # jitter: probes of many backends by many gateways must not march in step
+        # jitter, so that probes of many backends by many gateways do not synchronise
         await asyncio.sleep(interval_s * random.uniform(0.9, 1.1))
 
     async def _round(self, backend: Backend, round_number: int) -> None:
@@ -123,23 +122,25 @@ class Prober:
         self._fleet.observe_probe(backend.backend_id, Outcome.SUCCESS, "probe")
 
     def _fail(self, backend: Backend, reason: str, detail: str) -> None:
-        """Count a failure. A backend that has never answered changes no state: it is told here, once."""
+        """Count a failure. A backend that has never answered changes no state, so it is logged here, once."""
         self._fleet.observe_probe(backend.backend_id, Outcome.FAILURE, reason)
         if backend.state is not BackendState.JOINING:
             return
-        num_vain = self._num_vain[backend.backend_id] = self._num_vain.get(backend.backend_id, 0) + 1
-        if num_vain == self._health.unhealthy_after:
+        num_unanswered = self._num_unanswered[backend.backend_id] = (
+            self._num_unanswered.get(backend.backend_id, 0) + 1
+        )
+        if num_unanswered == self._health.unhealthy_after:
             log_event(
                 "backend_unreachable",
                 level=logging.WARNING,
                 backend=backend.backend_id,
                 url=backend.base_url,
                 reason=detail[:200],
-                advice="it is asked again until it answers; is the engine started, and the url right?",
+                advice="it is probed until it answers; check that the engine runs and that the url is right",
             )
 
     async def _scrape(self, backend: Backend, path: str) -> None:
-        """Read the engine's metrics; an engine without them is merely less well known."""
+        """Read the engine's metrics. They are optional: errors are ignored."""
         try:
             status, body = await self._get(backend, path)
         except (UpstreamError, TimeoutError):
@@ -148,7 +149,14 @@ class Prober:
             return
         report = parse_metrics(body.decode("utf-8", "replace"), DIALECTS[backend.engine])
         self._fleet.observe_report(backend.backend_id, report)
-        self._on_report(backend.backend_id, report)
+        if report.num_running is not None:
+            self._router.observe_load(
+                backend.backend_id,
+                num_running=int(report.num_running),
+                num_waiting=int(report.num_waiting or 0),
+                kv_usage=report.kv_usage or 0.0,
+                now_s=self._clock(),
+            )
 
     async def _list_models(self, backend: Backend) -> None:
         try:
@@ -166,10 +174,10 @@ class Prober:
         self._fleet.observe_models(backend.backend_id, frozenset(card.id for card in models.data))
 
     async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
-        """One GET, bounded in size and time. Raises UpstreamError or TimeoutError.
+        """Send one GET, bounded in size and time. Raises UpstreamError or TimeoutError.
 
-        The time is counted in parts, so that one long pause of our own event loop uses up one part only and
-        does not look as if every backend had failed to answer.
+        The timeout is waited in parts, so that a long block of our own event loop uses up only one part and
+        does not look as if every backend had timed out.
         """
         asking = asyncio.ensure_future(self._ask(backend, path))
         try:

@@ -1,24 +1,26 @@
-"""The fleet: which backends exist, what is known of them, and the one `FleetView` that routing sees.
+"""The fleet: which backends exist, what is known about them, and the one `FleetView` that routing sees.
 
-All changes go through `Fleet` and end in a new immutable view, published in one step, so no request sees
-half a change. What an operator asked for (cordon, drain) and what was observed (health) are kept apart and
-combined in `_state_of`: a drained backend that dies is down, and is still draining when it comes back.
+All changes go through `Fleet` and end in a new immutable view, published in one step, so no request sees half
+a change. What an operator asked for (cordon, drain) and what was observed (health) are kept apart, and
+`_state_of` combines them: a draining backend that dies is down, and is draining again when it comes back.
 
-Epochs. A backend's cache lives as long as its process. The epoch is the process's start time (wall, whole
-seconds) when the engine reports one, so that all replicas of the gateway name the same life alike; a
-counter that went backwards moves it to the time of that scrape. Replicas may then differ by a scrape
-interval, which is why routing treats only a *smaller* epoch in a binding as lost.
+Epochs. A backend's cache lives as long as its process. If the engine reports its start time, the epoch is
+that time (wall clock, whole seconds), so that all replicas of the gateway use the same epoch. Otherwise, when
+a counter goes backwards the epoch becomes the time of that scrape. Replicas may then differ by a scrape
+interval, which is why routing treats a cache as lost only if a binding has a *smaller* epoch.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gateway.errors import NotFound
 from gateway.fleet.engine_metrics import EngineReport
+from gateway.observability.logs import log_event
 from gateway.routing.health import HealthSettings, HealthTable, Outcome
 from gateway.values import Backend, BackendId, BackendState, FleetView
 
@@ -27,19 +29,19 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class _Row:
-    """Mutable record of one backend, private to the registry."""
+    """The mutable record of one backend, private to this module."""
 
     backend: Backend
     api_key: str | None = None
     wants: BackendState | None = None  # CORDONED or DRAINING when an operator asked
     drain_deadline_s: float | None = None
-    drained_epoch: int | None = None  # the drain is over once the backend's epoch is a later one
+    drained_epoch: int | None = None  # the drain ends when the backend has a later epoch
     report: EngineReport = field(default_factory=EngineReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateChange:
-    """One flip, for logs and metrics."""
+    """One change of a backend's state."""
 
     backend_id: BackendId
     before: BackendState
@@ -54,27 +56,39 @@ class Fleet:
         self,
         health: HealthSettings,
         *,
-        on_view: Callable[[FleetView], None],
-        on_change: Callable[[StateChange], None],
         clock: Clock = time.monotonic,
         wall_clock: Clock = time.time,
     ) -> None:
         self.view = FleetView()
         self.health = HealthTable(health)
         self._rows: dict[BackendId, _Row] = {}
-        self._on_view, self._on_change = on_view, on_change
+        self._view_observers: list[Callable[[FleetView], None]] = []
+        self._change_observers: list[Callable[[StateChange], None]] = []
         self._clock, self._wall_clock = clock, wall_clock
         self._is_in_one_change = False
 
+    def __repr__(self) -> str:
+        states = Counter(backend.state.value for backend in self.view.backends.values())
+        counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items())) or "empty"
+        return f"<Fleet generation {self.view.generation}: {counts}>"
+
+    def add_view_observer(self, observer: Callable[[FleetView], None]) -> None:
+        """Call this with every view from now on, in the order in which observers were added."""
+        self._view_observers.append(observer)
+
+    def add_change_observer(self, observer: Callable[[StateChange], None]) -> None:
+        """Call this with every change of a backend's state, after the view that contains it."""
+        self._change_observers.append(observer)
+
     def reconfigure(self, health: HealthSettings) -> None:
-        """Judge by these rules from now on; what was seen so far counts on."""
+        """Use these health rules from now on; the evidence so far is kept."""
         self.health.settings = health
 
     # -- membership
 
     @contextmanager
     def one_change(self, reason: str) -> Iterator[None]:
-        """Publish all changes of this block as one view. Building a view of a large fleet takes its time."""
+        """Publish all changes made in this block as one view: building one is slow for a large fleet."""
         self._is_in_one_change = True
         try:
             yield
@@ -96,7 +110,7 @@ class Fleet:
             )
             row.api_key = api_key
         else:
-            if row is not None:  # same name, other address: another cache altogether
+            if row is not None:  # same name, other address: a different cache
                 self.health.forget(backend.backend_id)
             self._rows[backend.backend_id] = _Row(backend=replace(backend, since_s=now_s), api_key=api_key)
         self._publish("configured")
@@ -106,7 +120,7 @@ class Fleet:
         row = self._row(backend_id)
         del self._rows[backend_id]
         self.health.forget(backend_id)
-        self._on_change(
+        self._report_change(
             StateChange(
                 backend_id=backend_id,
                 before=row.backend.state,
@@ -130,9 +144,9 @@ class Fleet:
         self._publish("cordon")
 
     def drain(self, backend_id: BackendId, deadline_s: float, *, epoch: int | None = None) -> None:
-        """No new sessions; bound ones move at their next turn, nobody waits beyond the deadline.
+        """No new sessions; bound ones move at their next turn, at the latest after the deadline.
 
-        With an epoch the order is for that life of the backend only: once it has restarted, it is over.
+        With an epoch the drain ends when the backend restarts, that is when it has a later epoch.
         """
         row = self._row(backend_id)
         row.wants, row.drain_deadline_s = BackendState.DRAINING, self._clock() + deadline_s
@@ -163,7 +177,7 @@ class Fleet:
             self._publish("models")
 
     def observe_report(self, backend_id: BackendId, report: EngineReport) -> None:
-        """Take in one scrape: a new epoch when the process or its counters began again."""
+        """Apply one scrape. The epoch changes when the process has restarted or its counters were reset."""
         row = self._rows.get(backend_id)
         if row is None:
             return
@@ -188,7 +202,7 @@ class Fleet:
 
     def _epoch_of(self, row: _Row, report: EngineReport) -> int:
         if report.start_time_s is not None:
-            # never backwards: a clock set back on the engine's host must not revive an old life
+            # never backwards: a clock set back on the engine's host must not restore an old epoch
             return max(row.backend.epoch, int(report.start_time_s))
         before, after = row.report.prefix_queries, report.prefix_queries
         if before is not None and after is not None and after < before:
@@ -206,7 +220,7 @@ class Fleet:
         return row.report if row else EngineReport()
 
     def drain_left_s(self, backend_id: BackendId) -> float | None:
-        """Seconds until the drain deadline, None when not draining."""
+        """Return the seconds until the drain deadline, None if not draining."""
         row = self._rows.get(backend_id)
         if row is None or row.drain_deadline_s is None:
             return None
@@ -216,7 +230,7 @@ class Fleet:
         row = self._rows.get(backend_id)
         if row is None:
             known = ", ".join(sorted(self._rows)) or "none"
-            raise NotFound(f"there is no backend {backend_id!r}; known: {known}")
+            raise NotFound(f"no backend {backend_id!r}; known: {known}")
         return row
 
     # -- publishing
@@ -227,7 +241,7 @@ class Fleet:
         return row.wants or BackendState.READY
 
     def _publish(self, reason: str) -> None:
-        """Build the new view and hand it out. O(backends)."""
+        """Build the new view and pass it to the observers. O(backends)."""
         if self._is_in_one_change:
             return
         now_s = self._clock()
@@ -239,8 +253,20 @@ class Fleet:
                 changes.append(StateChange(backend_id=backend_id, before=before, after=after, reason=reason))
                 row.backend = replace(row.backend, state=after, since_s=now_s)
             backends[backend_id] = row.backend
-        # a fresh dict per view, never changed after this line
+        # a new dict per view, never changed afterwards
         self.view = FleetView(generation=self.view.generation + 1, backends=backends)
-        self._on_view(self.view)
+        for observe in self._view_observers:
+            observe(self.view)
         for change in changes:
-            self._on_change(change)
+            self._report_change(change)
+
+    def _report_change(self, change: StateChange) -> None:
+        for observe in self._change_observers:
+            observe(change)
+        log_event(
+            "backend_state",
+            backend=change.backend_id,
+            before=change.before.value,
+            after=change.after.value,
+            reason=change.reason,
+        )

@@ -1,6 +1,6 @@
-"""Living with other replicas: once a second, tell them our load, learn theirs and their operators' orders.
+"""The exchange with other replicas: once a second, publish our load, read theirs and their operators' orders.
 
-Never on the request path. With the store away the others count as idle and their last orders hold.
+Never on the request path. While Redis is unavailable the others count as idle and their last orders hold.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gateway.replicas.loads import SharedLoads
 from gateway.routing.router import Router
 
 INTERVAL_S = 1.0
-ROUNDS_PER_REPORT = 3
+ROUNDS_PER_PRESENCE = 3
 
 
 class ReplicaSync:
-    """Owns the one background task."""
+    """Owns one background task."""
 
     def __init__(
         self,
@@ -27,11 +27,11 @@ class ReplicaSync:
         operator: Operator,
         *,
         clock: Callable[[], float],
-        tell: Callable[[], Awaitable[object]],
+        publish_presence: Callable[[], Awaitable[object]],
     ) -> None:
-        """`tell` writes what operators of other replicas may see of this one."""
-        self._router, self._load_board, self._operator = router, loads, operator
-        self._clock, self._tell = clock, tell
+        """`publish_presence` writes what operators of other replicas can see of this one."""
+        self._router, self._loads, self._operator = router, loads, operator
+        self._clock, self._publish_presence = clock, publish_presence
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -47,11 +47,11 @@ class ReplicaSync:
         while True:
             try:
                 await self._operator.learn()
-                await self._load_board.publish(self._router.loads())
-                self._router.observe_others(self._load_board.others(), self._clock())
-                if num_rounds % ROUNDS_PER_REPORT == 0:
-                    await self._tell()
-            except Exception:  # supervisor of its own rounds: one bad round must not end the exchange
+                await self._loads.publish(self._router.loads())
+                self._router.observe_others(self._loads.others(), self._clock())
+                if num_rounds % ROUNDS_PER_PRESENCE == 0:
+                    await self._publish_presence()
+            except Exception:  # one failed round must not end the exchange
                 logging.getLogger(__name__).exception("replica exchange")
             num_rounds += 1
             await asyncio.sleep(INTERVAL_S)

@@ -1,10 +1,10 @@
-"""Whether a request may begin, and when: one gate for the whole process, one for each backend if so
-configured, one bound on all that wait.
+"""Whether and when a request may start: one gate for the process, one per backend if configured, and one
+bound on all waiting requests.
 
-The proxy asks in this order: `check_arrival` before anything is read; `try_enter`, or else `wait`, when it
-knows whether the request continues a conversation; `choose` to get a backend with a place there. What was
-entered is left exactly once, by whom entered it. Without a queue the check at arrival already keeps the gate
-from being full. Knows nothing of HTTP, sessions or how backends are chosen.
+The proxy calls, in this order: `check_arrival` before anything is read; `try_enter`, or else `wait`, once it
+knows whether the request continues a conversation; `choose` to get a backend with a free place. The caller
+that entered a gate leaves it exactly once. Without a queue, `check_arrival` already keeps the gate from being
+full. Knows nothing of HTTP, sessions or how backends are chosen.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gateway.limits.gate import Gate, QueueRoom
 from gateway.limits.settings import LimitSettings
 from gateway.values import BackendId, Decision, FleetView
 
-_NOBODY: frozenset[BackendId] = frozenset()
+_NONE: frozenset[BackendId] = frozenset()
 
 
 @dataclass(slots=True)
 class QueueTicket:
-    """Of one request, in every line that it has to join."""
+    """One request's position in every queue that it joins."""
 
     rank: float  # smaller is earlier
-    deadline_s: float  # until when it may wait, at all gates together
+    deadline_s: float  # until when it may wait, over all gates
     waited_s: float = 0.0  # so far
 
 
@@ -44,7 +44,7 @@ class Admission:
         self._backend_gates: dict[BackendId, Gate] = {}
 
     def reconfigure(self, settings: LimitSettings) -> None:
-        """Hold to these limits from now on. Who is inside stays; those in line get places that are new."""
+        """Apply these limits from now on. Running requests stay; waiting ones get any new places."""
         self._settings = settings
         self._max_arrived = settings.max_in_flight + settings.queue_size
         self.room.size = settings.queue_size
@@ -56,25 +56,26 @@ class Admission:
 
     @property
     def _num_backend_places(self) -> int:
-        """A request that began under a limit still passes its gates when there is none any more."""
+        """Without a limit the gates stay, because requests that entered one must leave it."""
         limit = self._settings.max_in_flight_per_backend
         return sys.maxsize if limit is None else limit
 
     def check_arrival(self, num_arrived: int) -> None:
-        """Refuse what could neither run nor wait, before it is read. Raises Overloaded."""
+        """Refuse a request that could neither run nor wait, before it is read. Raises Overloaded."""
         if num_arrived > self._max_arrived:
             raise self.room.refuse(
-                "in_flight", f"this gateway has {num_arrived - 1} requests under way, its limit"
+                "in_flight", f"this gateway has {num_arrived - 1} requests in flight, which is its limit"
             )
 
     def ticket(self, *, is_follow_up: bool, priority: int = 0) -> QueueTicket:
-        """Return the ticket of a request that begins to wait now."""
+        """Return the queue ticket of a request that starts to wait now."""
         now_s = self._clock()
         lead_s = self._settings.queue_priority_step_s * (is_follow_up + priority)
         return QueueTicket(now_s - lead_s, now_s + self._settings.queue_timeout_s)
 
     async def wait(self, ticket: QueueTicket, gate: Gate | None = None) -> None:
-        """Return with a place, of this process or of the given gate. Raises Overloaded. Safe to cancel."""
+        """Wait for a place at the given gate, by default that of the process. Raises Overloaded. Safe to
+        cancel."""
         since_s = self._clock()
         try:
             await (gate or self._gate).wait(ticket.rank, max(0.0, ticket.deadline_s - since_s))
@@ -84,17 +85,17 @@ class Admission:
     # -- backends
 
     def avoided(self, now_s: float) -> frozenset[BackendId]:
-        """Return the backends that should get nothing new while another can take it."""
+        """Return the backends that should get no new sessions while others can take them."""
         cooling = self.cooldowns.cooling(now_s)
         if not self._backend_gates and not cooling:
-            return _NOBODY
+            return _NONE
         full = [backend_id for backend_id, gate in self._backend_gates.items() if gate.is_full]
         return frozenset(full + cooling)
 
     async def choose(self, decide: Callable[[], Decision], ticket: QueueTicket) -> Decision:
-        """Return a decision with a place on its backend, to be given back by `leave_backend`.
+        """Return a decision with a place on its backend; give the place back with `leave_backend`.
 
-        Waits where the chosen backend is full, then decides again: the fleet may have changed, and nothing
+        Waits if the chosen backend is full, then decides again, because the fleet may have changed: nothing
         is awaited between the last decision and the return. Raises Overloaded, or what `decide` raises.
         """
         held: BackendId | None = None
@@ -120,14 +121,14 @@ class Admission:
             raise
 
     def observe_view(self, view: FleetView) -> None:
-        """Have those who wait for a backend that serves nobody any more decide again."""
+        """Wake the requests that wait for a backend that is no longer routable: they decide again."""
         for backend_id, gate in self._backend_gates.items():
             backend = view.get(backend_id)
             if backend is None or not backend.state.is_routable:
                 gate.dismiss()
 
     def try_enter_backend(self, backend_id: BackendId) -> bool:
-        """Take a place on a backend if there is one, to be given back by `leave_backend`."""
+        """Take a place on a backend if one is free; give it back with `leave_backend`."""
         return self._gate_of(backend_id).try_enter()
 
     def leave_backend(self, backend_id: BackendId) -> None:
@@ -136,7 +137,7 @@ class Admission:
         self._forget_unused(backend_id)
 
     def _forget_unused(self, backend_id: BackendId) -> None:
-        gate = self._backend_gates.get(backend_id)  # the last to leave may have been quicker
+        gate = self._backend_gates.get(backend_id)  # it may have been deleted already
         if gate is not None and gate.is_unused:
             del self._backend_gates[backend_id]
 

@@ -1,12 +1,12 @@
-"""What one tenant has left of its limits. Pure: the rule in one place, in units of requests and tokens.
+"""What one tenant has left of its limits. Pure: the rule in one place, in requests and tokens.
 
-A token bucket for each limited rate: it holds at most a minute's worth, refills evenly, and a request that
-finds enough in all of them takes from all or from none. Tokens are charged twice: an estimate of the prompt
-when the request comes, the difference to what was really used when it ends, so a bucket may go below zero
-and the tenant then waits until the debt is paid. A request larger than a whole bucket passes when the bucket
-is full: it could never pass otherwise.
+Each limited rate has a token bucket that holds at most a minute's worth and refills evenly; a request takes
+from all buckets or from none. Tokens are charged in two steps: an estimate of the prompt when the request
+arrives, and the difference to the actual use when it ends. So a bucket may go below zero, and the tenant then
+waits until it has refilled. A request larger than a whole bucket passes when the bucket is full, because it
+could never pass otherwise.
 
-`sessions/scripts/draw.lua` applies the same rule to what replicas share; one contract suite tests both.
+`redis_link/scripts/draw.lua` applies the same rule to the use that replicas share; a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from gateway.limits.settings import TenantLimits
 from gateway.values import RequestFacts
 
 REFUSAL_CAUSES = ("tenant_in_flight", "tenant_requests", "tenant_tokens")
-_BYTES_PER_TOKEN = 4  # English text; corrected when the engine reports
-_IN_FLIGHT_RETRY_S = 1.0  # a place frees up when an answer ends: there is no better guess
+_BYTES_PER_TOKEN = 4  # English text; corrected by the engine's report
+_IN_FLIGHT_RETRY_S = 1.0  # a place frees up when an answer ends; there is no better estimate
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one request was told: granted or not, and what is left after it."""
+    """The decision for one request: granted or not, and what is left after it."""
 
     refused_for: str | None = None  # one of REFUSAL_CAUSES
     retry_after_s: float = 0.0
-    requests_left: float = 0.0  # of no meaning where there is no such limit
+    requests_left: float = 0.0  # meaningless without such a limit
     tokens_left: float = 0.0
 
 
 def judge(
     limits: TenantLimits, *, requests_left: float, tokens_left: float, num_in_flight: int, tokens: int
 ) -> tuple[str | None, float]:
-    """Return why a request of so many tokens must be refused, or None, and when it may come again.
+    """Return why a request of this many tokens must be refused, or None, and when to retry.
 
     `num_in_flight` does not count the request itself.
     """
@@ -52,12 +52,12 @@ def judge(
 
 
 def tokens_needed(tokens_per_minute: int, tokens: int) -> int:
-    """Return what must be in the bucket for a request: never nothing, never more than the bucket holds."""
+    """Return the level that a request needs: at least 1, at most the size of the bucket."""
     return min(max(tokens, 1), tokens_per_minute)
 
 
 def estimated_tokens(facts: RequestFacts) -> int:
-    """Return what a request is charged when it comes: its prompt, at a usual number of bytes per token."""
+    """Return what a request is charged when it arrives: its prompt, at an average token length."""
     return facts.num_prompt_bytes // _BYTES_PER_TOKEN
 
 
@@ -67,12 +67,12 @@ class TenantUse:
     __slots__ = ("_at_s", "_requests_left", "_tokens_left", "num_in_flight")
 
     def __init__(self, now_s: float) -> None:
-        self._requests_left = self._tokens_left = math.inf  # clipped to a full bucket at the first look
+        self._requests_left = self._tokens_left = math.inf  # limited to a full bucket at the first refill
         self._at_s = now_s
         self.num_in_flight = 0
 
     def draw(self, limits: TenantLimits, tokens: int, num_in_flight: int, now_s: float) -> Allowance:
-        """Charge one request if there is room for it. `num_in_flight` does not count it."""
+        """Charge one request if the limits allow it. `num_in_flight` does not count it."""
         self._refill(limits, now_s)
         refused_for, retry_after_s = judge(
             limits,
@@ -92,12 +92,12 @@ class TenantUse:
         )
 
     def correct(self, limits: TenantLimits, tokens: int, now_s: float) -> None:
-        """Take `tokens` more than were charged, or give some back where it is negative."""
+        """Charge `tokens` more, or give tokens back if negative."""
         self._refill(limits, now_s)
         self._tokens_left -= tokens
 
     def adopt(self, allowance: Allowance, now_s: float) -> None:
-        """Take over what all replicas together have left, to go on from it should they lose touch."""
+        """Adopt the shared levels, to continue from them if Redis becomes unavailable."""
         self._requests_left, self._tokens_left = allowance.requests_left, allowance.tokens_left
         self._at_s = now_s
 
@@ -132,8 +132,8 @@ def limit_headers(limits: TenantLimits, allowance: Allowance) -> list[tuple[str,
     return headers
 
 
-_SAYS = {
-    "tenant_in_flight": "{limits.max_in_flight} requests under way at once",
+_LIMIT_TEXTS = {
+    "tenant_in_flight": "{limits.max_in_flight} concurrent requests",
     "tenant_requests": "{limits.requests_per_minute} requests per minute",
     "tenant_tokens": "{limits.tokens_per_minute} tokens per minute",
 }
@@ -142,7 +142,7 @@ _SAYS = {
 def refusal(limits: TenantLimits, allowance: Allowance) -> TooManyRequests:
     """Return the error of a refused request."""
     assert allowance.refused_for is not None
-    limit = _SAYS[allowance.refused_for].format(limits=limits)
+    limit = _LIMIT_TEXTS[allowance.refused_for].format(limits=limits)
     wait = format_duration(allowance.retry_after_s)
     return TooManyRequests(
         f"Rate limit reached: {limit}. Please try again in {wait}.",

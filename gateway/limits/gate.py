@@ -1,11 +1,11 @@
-"""A bounded number of places, and a line of requests that wait for one.
+"""A bounded number of places, and a line of requests waiting for one.
 
-A place that is given back while somebody waits goes to the first in line without becoming free in between,
-so nobody who comes just then can slip in. Whoever is cancelled, or times out, leaves the line at once; one
-who was given a place in the very moment of its cancellation passes it on.
+A place given back while requests wait goes directly to the first in line and is never free in between, so a
+new request cannot overtake. A request that is cancelled or times out leaves the line at once; one that gets a
+place just as it is cancelled passes it on.
 
-Invariant: places taken = requests between a successful `try_enter` or `wait` and their one `leave`. There
-is room for a newcomer only where nobody waits. Several gates share one `QueueRoom`, the bound on all lines.
+Invariant: places taken = requests between a successful `try_enter` or `wait` and their one `leave`. A place
+is free only if no request waits. Several gates share one `QueueRoom`, the bound on all lines together.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections import Counter
 from gateway.errors import Overloaded
 from gateway.limits.waiting_line import Ticket, WaitingLine
 
-RETRY_AFTER_S = 1.0  # places free up as answers end: there is no better guess
+RETRY_AFTER_S = 1.0  # places free up as answers end; there is no better estimate
 
 REJECTION_CAUSES = ("in_flight", "queue_full", "queue_timeout")
 
 
 class QueueRoom:
-    """How many may wait, over all gates, and what became of them."""
+    """How many requests may wait, over all gates, and how many were refused."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -30,7 +30,7 @@ class QueueRoom:
         self.rejections: Counter[str] = Counter()  # by cause
 
     def refuse(self, cause: str, message: str) -> Overloaded:
-        """Count a refusal and return the error that tells it."""
+        """Count a refusal and return the error for it."""
         self.rejections[cause] += 1
         return Overloaded(message, retry_after_s=RETRY_AFTER_S)
 
@@ -43,6 +43,9 @@ class Gate:
         self._line: WaitingLine[asyncio.Future[None]] = WaitingLine()
         self.num_inside = 0
 
+    def __repr__(self) -> str:
+        return f"<Gate {self.num_inside} of {self._num_places} places taken, {len(self._line)} waiting>"
+
     @property
     def is_full(self) -> bool:
         return self.num_inside >= self._num_places
@@ -52,17 +55,19 @@ class Gate:
         return self.num_inside == 0 and len(self._line) == 0
 
     def try_enter(self) -> bool:
-        """Take a place if there is one. Costs one comparison."""
+        """Take a place if one is free. Costs one comparison."""
         if self.num_inside >= self._num_places:
             return False
         self.num_inside += 1
         return True
 
     async def wait(self, rank: float, timeout_s: float) -> None:
-        """Return with a place. Raises Overloaded when the line is full or the wait too long; cancellable."""
+        """Wait for a place. Raises Overloaded if the line is full or the wait too long. Safe to cancel."""
         room = self._room
         if room.num_waiting >= room.size:
-            raise room.refuse("queue_full", f"{room.num_waiting} requests are waiting already, the limit")
+            raise room.refuse(
+                "queue_full", f"{room.num_waiting} requests are waiting already, which is the limit"
+            )
         loop = asyncio.get_running_loop()
         called: asyncio.Future[None] = loop.create_future()
         ticket = self._line.join(rank, called)
@@ -72,7 +77,7 @@ class Gate:
             await called
         except asyncio.CancelledError:
             if called.done() and not called.cancelled() and called.exception() is None:
-                self.leave()  # a place had just been given to us
+                self.leave()  # we had just been given a place
             raise
         finally:
             timer.cancel()
@@ -80,7 +85,7 @@ class Gate:
             room.num_waiting -= 1
 
     def leave(self) -> None:
-        """Give a place back, to the first in line if somebody waits."""
+        """Give a place back, to the first in line if there is one."""
         while len(self._line) and self.num_inside <= self._num_places:
             called = self._line.next()
             if not called.done():
@@ -90,14 +95,14 @@ class Gate:
         assert self.num_inside >= 0, "a place was given back twice"
 
     def resize(self, num_places: int) -> None:
-        """Have this many places. Who is inside stays; those in line get places that are new."""
+        """Change the number of places. Those inside stay; those in line get any new places."""
         self._num_places = num_places
         while len(self._line) and self.num_inside < num_places:
             self.num_inside += 1
             self.leave()  # to the first in line
 
     def dismiss(self) -> None:
-        """Let in all who wait, beyond the number of places if need be: what they wait for will not come."""
+        """Let in all that wait, even beyond the number of places: they would wait in vain."""
         while len(self._line):
             called = self._line.next()
             if not called.done():

@@ -1,12 +1,12 @@
-"""Charging tenants for their requests: this process's own ledger, and the one that replicas share if any.
+"""Charging tenants for their requests: in this process, and in the use that replicas share, if any.
 
-Each request is charged once (`enter`) and settled once (`leave`). With a shared ledger one round trip
-decides, within the request's budget for the store; when that gives no answer, this process decides alone,
-going on from the last levels it has seen. So trouble with the store costs strictness, never an answer: each
-replica then grants a whole limit.
+Each request is charged once (`enter`) and settled once (`leave`). With shared use one round trip decides,
+within the request's budget for the store; without an answer this process decides alone, from the last levels
+that it has seen. So when Redis fails, requests are still answered but limits are less strict: each replica
+grants the whole limit.
 
-The number of tenants may be anybody's choice (a claim in a token), so what is remembered is bounded: the
-longest idle tenant is forgotten, one with requests under way never.
+Clients may influence the number of tenants (a claim in a token), so the number tracked is bounded: the tenant
+idle longest is forgotten, but never one with requests in flight.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from gateway.limits.settings import TenantLimits
 
 
 class SharedTenantUse(Protocol):
-    """What all replicas know of tenants' use. Never raises for trouble with the store; safe to cancel."""
+    """Tenants' use over all replicas. Never raises when Redis fails; safe to cancel."""
 
     async def draw(
         self, tenant: str, limits: TenantLimits, tokens: int, num_in_flight: int, deadline_s: float
     ) -> Allowance | None:
-        """Charge one request over all replicas. `num_in_flight`: of this replica, this request included.
-        None: there was no answer in time."""
+        """Charge one request over all replicas. `num_in_flight` is this replica's, including this request.
+        Returns None if there was no answer in time."""
         ...
 
     def settle(self, tenant: str, limits: TenantLimits, tokens: int) -> None:
-        """Tell, in the background, that `tokens` more were used than charged, and that the number of
-        requests under way here may have changed."""
+        """Report in the background that `tokens` more were used than charged, and that the number of
+        requests in flight here may have changed."""
         ...
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that was let in; `TenantLimiter.leave` needs it back."""
+    """One admitted request; pass it back to `TenantLimiter.leave`."""
 
     tenant: str
     limits: TenantLimits
@@ -46,7 +46,7 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
     allowance: Allowance
 
     def headers(self) -> list[tuple[str, str]]:
-        """Return what the client is told of its limits."""
+        """Return the `x-ratelimit-…` headers for the client."""
         return limit_headers(self.limits, self.allowance)
 
 
@@ -75,27 +75,27 @@ class TenantLimiter:
         finally:
             if not is_granted:  # refused or cancelled
                 use.num_in_flight -= 1
-                self._tell(tenant, limits, 0)
+                self._settle(tenant, limits, 0)
         if allowance.refused_for is not None:
             self.rejections[allowance.refused_for] += 1
             raise refusal(limits, allowance)
         return Charge(tenant=tenant, limits=limits, tokens=tokens, allowance=allowance)
 
     def leave(self, charge: Charge, used_tokens: int | None) -> None:
-        """Settle one request, exactly once. `used_tokens` None: not known, the estimate stands."""
+        """Settle one request, exactly once. With `used_tokens` None (unknown) the estimate stands."""
         use, more = self._uses[charge.tenant], 0
         use.num_in_flight -= 1
         if charge.limits.tokens_per_minute is not None and used_tokens is not None:
             more = used_tokens - charge.tokens
             use.correct(charge.limits, more, self._clock())
-        self._tell(charge.tenant, charge.limits, more)
+        self._settle(charge.tenant, charge.limits, more)
 
-    def _tell(self, tenant: str, limits: TenantLimits, tokens: int) -> None:
+    def _settle(self, tenant: str, limits: TenantLimits, tokens: int) -> None:
         if self._shared is not None and (tokens or limits.max_in_flight is not None):
             self._shared.settle(tenant, limits, tokens)
 
     def num_in_flight(self, tenant: str) -> int:
-        """Return how many requests of this tenant are under way here."""
+        """Return how many requests of this tenant are in flight here."""
         use = self._uses.get(tenant)
         return 0 if use is None else use.num_in_flight
 
@@ -120,8 +120,8 @@ class TenantLimiter:
         return use
 
     def _make_room(self) -> None:
-        """Forget the longest idle, if there are too many. Those in flight are moved out of the way: O(1)
-        amortised, because each is passed at most once between two of its own requests."""
+        """Forget the tenant idle longest, if there are too many. Tenants with requests in flight are moved to
+        the end: O(1) amortised, because each is moved at most once between two of its own requests."""
         for _ in range(len(self._uses) + 1 - self._max_tenants):
             tenant, use = next(iter(self._uses.items()))
             if use.num_in_flight:

@@ -1,9 +1,9 @@
-"""Who waits, in which order. Pure: knows neither clock nor tasks.
+"""The order in which requests wait. Pure: no clock, no tasks.
 
-Each waiter has a *rank*, the time at which it came less the lead that its priority gives it; the smallest
-rank is next. So those of equal priority are served first come first served, a higher priority overtakes
-only what came at most one lead earlier, and nobody starves: whoever waits longer than the lead is passed
-by no newcomer. (Strict classes with a separate ageing rule would say the same in more words.)
+Each waiter has a *rank*: its time of arrival minus the lead that its priority gives it. The smallest rank is
+next. So waiters of equal priority are served in order of arrival, a higher priority overtakes only those that
+arrived at most one lead earlier, and no waiter starves: after waiting longer than the lead it cannot be
+overtaken. (Strict priority classes with ageing would need more rules for the same result.)
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 
 Waiter = TypeVar("Waiter")
 Ticket = tuple[float, int]
-"""Rank and number of one waiter: what orders it, and what takes it out again."""
+"""Rank and number of one waiter: its place in the order, and the handle to remove it."""
 
 
 class WaitingLine(Generic[Waiter]):
-    """A sorted list. Each step moves at most all pointers behind one place, which is faster than a heap
-    with holes for the few hundred waiters that a queue holds, and leaves nothing behind when one gives up."""
+    """A sorted list. Insertion and removal shift pointers, which for the few hundred waiters of a queue is
+    faster than a heap with tombstones, and leaves nothing behind when a waiter gives up."""
 
     def __init__(self) -> None:
         self._tickets: list[Ticket] = []
@@ -29,7 +29,7 @@ class WaitingLine(Generic[Waiter]):
         return len(self._tickets)
 
     def join(self, rank: float, waiter: Waiter) -> Ticket:
-        """Add a waiter; of equal ranks the earlier comer is first."""
+        """Add a waiter; among equal ranks the earlier one is first."""
         ticket = (rank, self._next_number)
         self._next_number += 1
         bisect.insort(self._tickets, ticket)
@@ -37,10 +37,10 @@ class WaitingLine(Generic[Waiter]):
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Take a waiter out, wherever it stands. Does nothing if it has been served."""
+        """Remove a waiter from any position. Does nothing if it has been served."""
         if self._waiters.pop(ticket, None) is not None:
             del self._tickets[bisect.bisect_left(self._tickets, ticket)]
 
     def next(self) -> Waiter:
-        """Remove and return who is first. Raises IndexError when nobody waits."""
+        """Remove and return the first waiter. Raises IndexError when there is none."""
         return self._waiters.pop(self._tickets.pop(0))

@@ -1,8 +1,8 @@
-"""The page that Prometheus reads, in its own text format 0.0.4 or, where asked for, in OpenMetrics 1.0.
+"""The page for Prometheus, in its text format 0.0.4 or, if the scraper asks for it, in OpenMetrics 1.0.
 
-Written here because prometheus_client needs 16 µs a line: a quarter of a second, in which no request moves,
-for a fleet of a thousand backends. The tests read the page back with that library's own parsers. Escaping is
-what stands between a hostile name and a forged line, so every label value passes `_escape`.
+Written here because prometheus_client takes 16 µs per line: for a fleet of a thousand backends it would block
+all requests for a quarter of a second. The tests parse the page with that library's own parsers. Every label
+value goes through `_escape`, so that a hostile name cannot forge a line.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def content_type_for(accept: str) -> str:
-    """The format that a scraper with this Accept header reads; exemplars exist in OpenMetrics only."""
+    """Return the format for this Accept header; only OpenMetrics has exemplars."""
     return OPEN_METRICS if "application/openmetrics-text" in accept.lower() else TEXT
 
 
 def render(families: Iterable[Series[Any]], content_type: str) -> bytes:
-    """The whole page. O(series)."""
+    """Render the whole page. O(series)."""
     is_open = content_type == OPEN_METRICS
     lines: list[str] = []
     for family in families:
@@ -45,7 +45,7 @@ def render(families: Iterable[Series[Any]], content_type: str) -> bytes:
 
 
 def _histogram_lines(family: Histogram, is_open: bool) -> Iterable[str]:
-    """Buckets are cumulative on the page and are not in the row."""
+    """Buckets are cumulative on the page but not in the row."""
     bounds = [*map(repr, family.bounds), "+Inf"]
     for key, row in family.items():
         pairs = _pairs(family, key)
@@ -73,6 +73,6 @@ def _pairs(family: Series[Any], key: Labels) -> str:
 
 
 def _escape(text: str) -> str:
-    if text.isalnum():  # nearly all are, and this test is cheaper than three searches
+    if text.isalnum():  # nearly all are, and this check is cheaper than three replacements
         return text
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,16 +1,15 @@
-"""Writes log lines to a descriptor, without ever keeping the event loop waiting for who reads them.
+"""Writes log lines to a descriptor without ever blocking the event loop on a slow reader.
 
-A pipe whose reader has fallen asleep is full after some hundred lines, and the next write then waits for
-ever. So lines go through a bounded queue to a thread, which may wait. Whoever puts a line pays about a
-microsecond, a third of what a write to a pipe costs; the thread lingers a moment after it has woken, so that
-a busy gateway wakes it fifty times a second and not once per request. The price: a process that is killed
-loses the lines of its last moment.
+A pipe that nobody reads is full after a few hundred lines, and the next write then blocks. So lines go
+through a bounded queue to a thread, which may block. Putting a line costs about a microsecond, a third of a
+write to a pipe. The thread waits a moment after it wakes, so that a busy gateway wakes it fifty times a
+second and not once per request. The cost: a process that is killed loses the lines of its last moment.
 
-Invariants: lines are written whole and in the order they were put. What does not fit into the queue is lost,
-counted, and told in a line of its own once the queue has been written. Several processes may share the
-descriptor: each write is small enough for the kernel not to mix it with another's.
+Invariants: lines are written whole and in order. Lines that do not fit into the queue are dropped and
+counted, and a line reports them once the queue has been written. Several processes may share the descriptor:
+each write is small enough that the kernel does not interleave it with others.
 
-Knows nothing of what is in a line.
+Knows nothing of the lines' contents.
 """
 
 from __future__ import annotations
@@ -23,33 +22,33 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-STDERR = 2  # the descriptor: `sys.stderr` buffers, and may be somebody else's object
+STDERR = 2  # the descriptor, because `sys.stderr` buffers and may have been replaced
 MAX_LINES = 10_000
-"""How many lines wait at most, some 5 MB: two seconds of a busy gateway."""
+"""Most lines in the queue, about 5 MB: two seconds of a busy gateway."""
 LINGER_S = 0.02
 FLUSH_TIMEOUT_S = 2.0
-"""How long the end of the process may wait for its last lines to be read."""
-WHOLE_BYTES = select.PIPE_BUF  # what POSIX promises to write to a pipe in one piece
+"""How long the process waits at its end for the last lines to be read."""
+WHOLE_BYTES = select.PIPE_BUF  # what POSIX guarantees to write to a pipe atomically
 
 
 class LogWriter:
-    """Owns one thread, from entering it as a context until leaving it."""
+    """A context manager that owns one thread while it is entered."""
 
     def __init__(
         self,
         descriptor: int = STDERR,
         *,
-        tell_lost: Callable[[int], bytes],
+        make_lost_line: Callable[[int], bytes],
         max_lines: int = MAX_LINES,
     ) -> None:
-        """`tell_lost` makes the line that tells how many were lost."""
-        self._descriptor, self._tell_lost, self._max_lines = descriptor, tell_lost, max_lines
+        """`make_lost_line` makes the line that reports how many were lost."""
+        self._descriptor, self._make_lost_line, self._max_lines = descriptor, make_lost_line, max_lines
         self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._counting = threading.Lock()
         self.num_lost = 0
-        self._num_told = 0
+        self._num_reported = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -59,13 +58,13 @@ class LogWriter:
         self.close()
 
     def close(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Write what waits, as far as its reader takes it within `timeout_s`. Idempotent."""
+        """Write what is queued, as far as possible within `timeout_s`. Idempotent."""
         self._is_closing.set()
         self._queue.put(b"")
         self._thread.join(timeout_s)
 
     def put(self, line: bytes) -> None:
-        """Have this line written, or count it as lost. Never waits; may be called from any thread."""
+        """Queue this line, or count it as lost. Never blocks; thread-safe."""
         if self._queue.qsize() < self._max_lines:
             self._queue.put(line)
         else:
@@ -82,13 +81,13 @@ class LogWriter:
             first = self._queue.get()
             self._is_closing.wait(LINGER_S)
             self._write_waiting(first)
-            if self.num_lost > self._num_told:
-                num_lost = self.num_lost - self._num_told
-                self._num_told += num_lost
-                self._write(self._tell_lost(num_lost))
+            if self.num_lost > self._num_reported:
+                num_lost = self.num_lost - self._num_reported
+                self._num_reported += num_lost
+                self._write(self._make_lost_line(num_lost))
 
     def _write_waiting(self, first: bytes) -> None:
-        """Write this line and all that wait behind it, in pieces that stay whole."""
+        """Write this line and all queued ones, in pieces that are written atomically."""
         piece, num_bytes = [first], len(first)
         with contextlib.suppress(queue.Empty):
             while True:
@@ -101,12 +100,12 @@ class LogWriter:
         self._write(b"".join(piece))
 
     def _write(self, lines: bytes) -> None:
-        """Wait until they are taken. A reader that has gone, or a full disk, loses them."""
+        """Block until they are written. If the reader has gone or the disk is full they are lost."""
         rest = memoryview(lines)
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
-            except BlockingIOError:  # somebody who shares the descriptor made it non-blocking
+            except BlockingIOError:  # another process that shares the descriptor made it non-blocking
                 self._wait_writable()
             except OSError:
                 self._lose(lines.count(b"\n"))

@@ -1,4 +1,4 @@
-"""How late the event loop runs what is due: the one number that shows blocking work anywhere."""
+"""How late the event loop runs its timers: a single number that reveals blocking work anywhere."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 
 INTERVAL_S = 0.1
 WINDOW_S = 15.0
-"""The worst is taken over the window under way and the one before it, so over 15 to 30 seconds."""
+"""The maximum covers the current window and the one before, so 15 to 30 seconds."""
 
 
 class LoopLag:
-    """Measures the lateness of a regular timer."""
+    """Measures the delay of a regular timer."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
@@ -29,7 +29,7 @@ class LoopLag:
             self._timer = None
 
     def worst_s(self) -> float:
-        """The worst lateness of late. Changes nothing: any number of scrapers may ask."""
+        """Return the worst recent delay. Changes nothing, so any number of scrapers may call it."""
         return max(self._worst_s, self._worst_before_s)
 
     def _wait(self) -> None:

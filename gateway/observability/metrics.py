@@ -1,9 +1,9 @@
 """All metrics of the gateway, in one class. `METRICS.md` lists them with their meaning.
 
-Prometheus conventions: base units, `_total` for counters, bounded labels only (backend names, enums, status
-codes; never a session, prompt, path or model that a client made up). What changes per request is counted
-as it happens, by whoever knows it, straight into the dicts here (see `series`); what is a state (in-flight,
-bindings, backend states) is read from its owner when a page is asked for.
+Prometheus conventions: base units, `_total` for counters, and only bounded labels (backend names, enums,
+status codes; never a session, prompt, path or model chosen by a client). What changes per request is counted
+as it happens, directly in the dicts here (see `series`). State (requests in flight, bindings, backend states)
+is read from its owner when a page is requested.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _STATUS_LABELS = {status: str(status) for status in range(100, 600)}
 
 
 def status_label(status: int) -> str:
-    """A bounded label: a backend may answer any three digits."""
+    """Return a bounded label: a backend may send any three digits."""
     return _STATUS_LABELS.get(status, "other")
 
 
 class GatewayMetrics:
-    """Counters and histograms of the request path, and the page that Prometheus reads."""
+    """Counters and histograms of the request path, and the page for Prometheus."""
 
     def __init__(self, worker_reports: WorkerReports | None = None) -> None:
         self._worker_reports = worker_reports
@@ -48,15 +48,17 @@ class GatewayMetrics:
         self.upstream_errors = Counter(
             "homing_upstream_errors", "Failed attempts by backend", "backend", "code"
         )
-        self.client_gone = Counter("homing_client_disconnects", "Requests whose client left early", "api")
+        self.client_gone = Counter(
+            "homing_client_disconnects", "Requests whose client disconnected early", "api"
+        )
         self._add_token_counters()
         self._add_histograms()
-        self._counted = [one for one in vars(self).values() if isinstance(one, Series)]
+        self._counted = [series for series in vars(self).values() if isinstance(series, Series)]
         self._states: list[StateSource] = [_process_metrics]
         self._backend_ids: Collection[str] = ()
 
     def _add_token_counters(self) -> None:
-        self.prompt_tokens = Counter("homing_prompt_tokens", "Prompt tokens that engines reported", "backend")
+        self.prompt_tokens = Counter("homing_prompt_tokens", "Prompt tokens reported by engines", "backend")
         self.cached_tokens = Counter(
             "homing_cached_tokens", "Prompt tokens that engines found in their cache", "backend"
         )
@@ -73,7 +75,7 @@ class GatewayMetrics:
             "homing_completion_tokens", "Generated tokens reported by engines", "backend"
         )
         self.turn_prompt_tokens = Counter(
-            "homing_turn_prompt_tokens", "Prompt tokens that engines reported, by turn of the session", "turn"
+            "homing_turn_prompt_tokens", "Prompt tokens reported by engines, by turn of the session", "turn"
         )
         self.turn_cached_tokens = Counter(
             "homing_turn_cached_tokens", "Prompt tokens found in a cache, by turn of the session", "turn"
@@ -109,37 +111,37 @@ class GatewayMetrics:
         )
 
     def value(self, metric: Counter, labels: Labels = ()) -> float:
-        """What one counter says now, over all processes; 0 for a series that was never counted."""
+        """Return a counter's value over all processes; 0 for a series that was never counted."""
         return metric[labels] + self.elsewhere(metric.name, labels)
 
     def elsewhere(self, name: str, labels: Labels = ()) -> float:
-        """The sum of one series over the other processes of this machine."""
+        """Return the sum of one series over the other processes of this machine."""
         if self._worker_reports is None:
             return 0.0
         return float(sum(cells.get(labels, 0.0) for cells in self._worker_reports.elsewhere(name)))
 
     def totals(self, metric: Counter, position: int = 0) -> dict[str, float]:
-        """Sums of a counter by the value of one label, over all processes."""
+        """Return a counter's sums by one label, over all processes."""
         others = [] if self._worker_reports is None else self._worker_reports.elsewhere(metric.name)
         return metric.merged(others).by_label(position)
 
     def add_state(self, source: StateSource) -> None:
-        """Read these series from their owner for each page."""
+        """Call `source` for each page and add its series."""
         self._states.append(source)
 
     def keep_backends(self, backend_ids: Collection[str]) -> None:
-        """Forget the numbers of backends that have left: fleets that scale make up names for ever."""
+        """Drop the series of backends that have left: fleets that scale produce ever new names."""
         if backend_ids != self._backend_ids:
             self._backend_ids = set(backend_ids)
             for family in self._counted:
                 family.keep_backends(self._backend_ids)
 
     def own_families(self) -> list[Series[Any]]:
-        """All metrics of this process as they are now. O(series); asks no network."""
+        """Return the current metrics of this process. O(series); no network I/O."""
         return [*self._counted, *(family for source in self._states for family in source())]
 
     def families(self) -> list[Series[Any]]:
-        """All metrics of this machine."""
+        """Return the metrics of all processes of this machine."""
         own = self.own_families()
         if self._worker_reports is None:
             return own
@@ -149,26 +151,25 @@ class GatewayMetrics:
         return whole
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
-        """The page in the format that the scraper accepts, and its content type."""
+        """Render the page in the format that the scraper accepts. Returns the page and its content type."""
         content_type = content_type_for(accept)
         return render(self.families(), content_type), content_type
 
 
-_PROCESS = ProcessCollector(registry=None)  # to make one reads when the machine was started
+_PROCESS = ProcessCollector(registry=None)  # created once, because its construction reads the boot time
 
 
 def _process_metrics() -> Iterable[Series[Any]]:
-    """The `process_…` metrics that every exporter has: memory, CPU, descriptors."""
-    for one in _PROCESS.collect():
-        is_counter = one.type == "counter"
-        family = (
-            Counter(one.name, one.documentation)
-            if is_counter
+    """The standard `process_…` metrics: memory, CPU, descriptors."""
+    for metric in _PROCESS.collect():
+        family: Series[float] = (
+            Counter(metric.name, metric.documentation)
+            if metric.type == "counter"
             else Gauge(
-                one.name,
-                one.documentation,
-                is_summed=not one.name.endswith(("max_fds", "start_time_seconds")),
+                metric.name,
+                metric.documentation,
+                is_summed=not metric.name.endswith(("max_fds", "start_time_seconds")),
             )
         )
-        family[()] = one.samples[0].value
+        family[()] = metric.samples[0].value
         yield family

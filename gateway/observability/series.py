@@ -1,12 +1,12 @@
-"""Counters, gauges and histograms as plain dicts from label values to numbers, and how two of them add up.
+"""Counters, gauges and histograms as plain dicts from label values to numbers, and how to merge them.
 
 A request touches a dozen of these, so counting is one dict operation: `metrics.requests[api, status] += 1.0`
-(0.1 µs; a child of prometheus_client costs 0.4-1.4 µs and a lock). Nothing is locked because only the thread
-of the event loop counts and reads. A key is the label value where there is one label, a tuple of them where
-there are several, `()` where there is none.
+(0.1 µs; a child of prometheus_client costs 0.4-1.4 µs and a lock). No locks are needed because only the event
+loop's thread counts and reads. A key is the label value if there is one label, a tuple if there are several,
+and `()` if there is none.
 
-Invariant: reading never makes a series. What this does not know: which metrics exist (`metrics`), what a page
-of them looks like (`exposition`), whose numbers are added up (`worker_reports`).
+Invariant: reading never creates a series. Does not know which metrics exist (`metrics`), what the page looks
+like (`exposition`), or whose numbers are merged (`worker_reports`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Series(dict[Labels, _Cell]):
     """All series of one metric."""
 
     kind: ClassVar[Literal["counter", "gauge", "histogram"]]
-    is_summed = True  # over processes: added up, otherwise the largest counts
+    is_summed = True  # over processes: the sum, otherwise the maximum
 
     def __init__(self, name: str, text: str, *labels: str) -> None:
         super().__init__()
         self.name, self.text, self.labels = name, text, labels
 
     def merged(self, others: Iterable[Mapping[Labels, Any]]) -> Self:
-        """This metric over several processes; the others hold the same kind of cells. Changes nothing."""
+        """Return this metric merged with the cells of other processes. Changes nothing."""
         total = self._empty()
         total.update(self)
         for cells in others:
@@ -40,7 +40,7 @@ class Series(dict[Labels, _Cell]):
         return total
 
     def keep_backends(self, backend_ids: Collection[str]) -> None:
-        """Forget the series of backends that have left. Only for metrics whose first label is `backend`."""
+        """Drop the series of backends that have left, if the first label is `backend`."""
         if self.labels[:1] == ("backend",):
             for key in [key for key in self if (key if isinstance(key, str) else key[0]) not in backend_ids]:
                 del self[key]
@@ -53,7 +53,7 @@ class Series(dict[Labels, _Cell]):
 
 
 class Counter(Series[float]):
-    """Only grows. The name is given without the `_total` that it is exposed with."""
+    """Only grows. `name` is without the `_total` of the exposed name."""
 
     kind = "counter"
 
@@ -61,7 +61,7 @@ class Counter(Series[float]):
         return 0.0
 
     def by_label(self, position: int = 0) -> dict[str, float]:
-        """Sums by the value of one label."""
+        """Return the sums by the value of one label."""
         sums: dict[str, float] = {}
         for key, number in self.items():
             value = key if isinstance(key, str) else key[position]
@@ -73,7 +73,7 @@ class Counter(Series[float]):
 
 
 class Gauge(Series[float]):
-    """A state, set anew for each page."""
+    """A state, created anew for each page."""
 
     kind = "gauge"
 
@@ -89,7 +89,7 @@ class Gauge(Series[float]):
 
 
 class Exemplar(NamedTuple):
-    """One observation with the trace that it belongs to."""
+    """One observation with its trace."""
 
     trace_id: str
     value: float
@@ -114,7 +114,7 @@ class Histogram(Series[list[float]]):
         row[-1] += value
 
     def remember(self, value: float, labels: Labels, trace_id: str, wall_s: float) -> None:
-        """Note the trace of an observation, in place of the last one of its bucket."""
+        """Keep an observation as the exemplar of its bucket, instead of the last one."""
         self.exemplars[labels, bisect_left(self.bounds, value)] = Exemplar(trace_id, value, wall_s)
 
     def _empty(self) -> Histogram:

@@ -1,14 +1,13 @@
-"""`workers: N`: what the other processes have counted, so that each shows the numbers of the whole machine.
+"""`workers: N`: the counts of the other processes, so that each process shows those of the whole machine.
 
-Every process writes its numbers into a file of its own, every two seconds and before it shows a page, by
-rename, so a reader finds a whole report or an older one. The folder is made by the parent, in memory where
-there is such a place, and goes with it.
+Every process writes its numbers into its own file, every two seconds and before it shows a page, by rename,
+so a reader finds a complete report. The parent creates the folder, in memory if possible, and removes it.
 
-Invariant: over all pages of all processes a counter never goes backwards, except by what a process that was
-killed had counted since its last report. For that, a process that takes a dead one's number begins with its
-counts, and nobody shows counts that it has not reported. States of a process that has fallen silent do not
-count. Rejected: the files of prometheus_client's multiprocess mode (a write per count, a file per process
-id for ever) and asking each other (who asks the dead?).
+Invariant: over all pages of all processes a counter never goes backwards, except by what a killed process had
+counted since its last report. For this, a process that replaces a dead one starts with its counts, and no
+process shows counts that it has not reported. The states of a process that no longer reports are ignored.
+Rejected: prometheus_client's multiprocess mode (a write per count, and files of old process ids that stay)
+and asking each other over sockets (a dead process cannot answer, and its counts would be missing).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _Numbers = dict[str, dict[Labels, float | list[float]]]
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What one process says of itself, by the name of the metric."""
+    """The numbers of one process, by metric name."""
 
     written_s: float  # monotonic, which all processes of a machine share
     counts: _Numbers = {}
@@ -47,7 +46,7 @@ _decoder = msgspec.msgpack.Decoder(Report)
 
 @contextlib.contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A private folder for the reports, as long as the block runs."""
+    """Create a private folder for the reports, and remove it after the block."""
     memory = "/dev/shm"  # noqa: S108 - a private folder is made inside it
     place = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="homing-", dir=place) as folder:
@@ -55,7 +54,7 @@ def shared_folder() -> Iterator[Path]:
 
 
 class WorkerReports:
-    """The processes of one machine, as one of them sees them."""
+    """The reports of all gateway processes of a machine, as one of the processes sees them."""
 
     def __init__(self, folder: Path, number: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = folder / f"{number}.report", clock
@@ -67,30 +66,30 @@ class WorkerReports:
         self._families: Callable[[], Iterable[Series[Any]]] = tuple
 
     def start(self, families: Callable[[], Iterable[Series[Any]]]) -> None:
-        """Report these from now on."""
+        """Start to report these."""
         self._families = families
         self._tick()
 
     def stop(self) -> None:
-        """Leave the counts behind, without states."""
+        """Write a last report, without states."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._report([one for one in self._with_past(self._families()) if one.kind != "gauge"])
+            self._report([family for family in self._with_past(self._families()) if family.kind != "gauge"])
 
     def add_up(self, families: Iterable[Series[Any]]) -> list[Series[Any]]:
-        """Our numbers and everybody's. Reports ours first."""
+        """Return our numbers merged with all others. Reports ours first."""
         mine = self._with_past(families)
         self._report(mine)
         others = self._read_others(max_age_s=0.0)
-        return [one.merged([_numbers(report, one) for report in others]) for one in mine]
+        return [family.merged([_numbers(report, family) for report in others]) for family in mine]
 
     def elsewhere(self, name: str) -> list[Mapping[Labels, Any]]:
-        """The cells of one metric at our predecessor and at the others, as of a moment ago."""
+        """Return one metric's cells of our predecessor and of the others, at most a second old."""
         others = self._read_others(max_age_s=REPORT_INTERVAL_S / 2)
         return [
             self._before.get(name, {}),
-            *(one.counts.get(name) or one.states.get(name, {}) for one in others),
+            *(report.counts.get(name) or report.states.get(name, {}) for report in others),
         ]
 
     def _tick(self) -> None:
@@ -99,14 +98,15 @@ class WorkerReports:
 
     def _with_past(self, families: Iterable[Series[Any]]) -> list[Series[Any]]:
         return [
-            one if one.kind == "gauge" else one.merged([self._before.get(one.name, {})]) for one in families
+            family if family.kind == "gauge" else family.merged([self._before.get(family.name, {})])
+            for family in families
         ]
 
     def _report(self, families: Iterable[Series[Any]]) -> None:
         report = Report(written_s=self._clock())
         report.counts, report.states = {}, {}
-        for one in families:
-            (report.states if one.kind == "gauge" else report.counts)[one.name] = one
+        for family in families:
+            (report.states if family.kind == "gauge" else report.counts)[family.name] = family
         draft = self._path.with_suffix(".draft")
         try:
             draft.write_bytes(msgspec.msgpack.encode(report))

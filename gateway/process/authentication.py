@@ -1,5 +1,6 @@
-"""What authentication is made of, under one configuration: the directory of tenants and the ways to prove
-who one is. The directory can be made anew while requests run; the ways need a restart.
+"""Builds authentication from the configuration: the directory of tenants and the kinds of proof accepted.
+
+A reload can replace the directory while requests run; changing the kinds of proof needs a restart.
 """
 
 from __future__ import annotations
@@ -8,10 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gateway.config.config import Config, ConfigError, key_secret
-from gateway.process.shared_state import open_redis_keys
-from gateway.sessions.store import SessionStore
 from gateway.tenants.directory import Directory
 from gateway.tenants.gatekeeper import Gatekeeper, Proof
+from gateway.tenants.redis_keys import RedisKeys
 from gateway.tenants.settings import JwtSettings
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Authentication:
-    """One per gateway process. Raises ConfigError for what the configuration names and is not there."""
+    """One per gateway process. Raises ConfigError for unusable keys or a missing package."""
 
     def __init__(
         self,
         config: Config,
-        sessions: SessionStore,
+        redis_keys: RedisKeys | None,
         *,
         clock: Callable[[], float],
         environ: Mapping[str, str],
@@ -33,8 +33,8 @@ class Authentication:
         settings = config.authentication
         self._tokens = _make_tokens(settings.jwt, clock)
         proofs: list[Proof] = [] if self._tokens is None else [self._tokens]
-        if settings.keys_in_redis:
-            proofs.append(open_redis_keys(sessions, ttl_s=settings.keys_in_redis_ttl_s, clock=clock))
+        if redis_keys is not None:
+            proofs.append(redis_keys)
         self.gatekeeper = Gatekeeper(self.make_directory(config), tuple(proofs), clock=clock)
 
     def start(self) -> None:
@@ -59,7 +59,7 @@ class Authentication:
             raise ConfigError(f"tenants: {error}") from error
 
     def take_over(self, directory: Directory) -> None:
-        """Know these tenants from now on. What was proved before is judged by the new directory."""
+        """Use this directory from now on, also for credentials that were verified before."""
         self.gatekeeper.directory = directory
 
 
@@ -67,7 +67,7 @@ def _make_tokens(settings: JwtSettings | None, clock: Callable[[], float]) -> Be
     if settings is None:
         return None
     try:
-        from gateway.tenants.bearer_tokens import BearerTokens  # an extra: loaded only where it is used
+        from gateway.tenants.bearer_tokens import BearerTokens  # an extra: imported only when configured
     except ImportError as error:
-        raise ConfigError("authentication.jwt: needs PyJWT, run pip install 'homing[jwt]'") from error
+        raise ConfigError("authentication.jwt needs PyJWT: run pip install 'homing[jwt]'") from error
     return BearerTokens(settings, clock=clock)

@@ -1,7 +1,7 @@
-"""One gateway process from its first signal handler to its exit: what each signal means, and whom it tells.
+"""One gateway process from its signal handlers to its exit, and what it reports to the service manager.
 
-    SIGTERM, SIGINT   leave: not ready, finish what runs, at the drain deadline end it in band
-    the second one    at once
+    SIGTERM, SIGINT   stop: not ready, finish running requests, at the drain deadline end them with an error
+    a second one      stop at once
     SIGHUP            read the configuration and the certificates again
 
 Knows nothing of requests: it starts, reloads and stops a `Gateway`.
@@ -31,20 +31,20 @@ from gateway.process.malloc import return_large_blocks
 from gateway.process.systemd import notify_ready, notify_reloading, notify_stopping
 
 GARBAGE_LIMIT = 20_000
-"""New objects, less those that are gone, after which the collector looks for cycles.
+"""Net number of new objects after which the garbage collector looks for cycles.
 
-A request leaves none, so what the collector walks are the objects of open streams, some 50 each: with the
-usual limit of 700 it walked those of 1,500 streams again and again, 30 to 50 ms each time, in which no byte
-moved. Cycles of this many objects hold a few MB.
+A request leaves no cycles, so the collector only walks the objects of open streams, about 50 each. With the
+default limit of 700 it kept walking those of 1,500 streams and blocked the loop for 30 to 50 ms each time.
+Cycles of this many objects hold a few MB.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a process is started with, beside its configuration."""
+    """What a process is started with, apart from its configuration."""
 
     load: Callable[[], Config]
-    """Reads the configuration again, as it was read at start. Raises ConfigError."""
+    """Reads the configuration again, in the same way as at start. Raises ConfigError."""
     config_path: Path | None = None
     record_path: Path | None = None
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
@@ -55,14 +55,14 @@ class Launch:
 
 
 def serve(config: Config, launch: Launch) -> int:
-    """Run one gateway until SIGTERM or SIGINT. A second signal ends it at once. Raises OSError."""
+    """Run one gateway until SIGTERM or SIGINT; a second signal stops it at once. Raises OSError."""
     return_large_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Process(config, launch).run())
 
 
 class _Process:
-    """The gateway with its signals and its watch."""
+    """The gateway with its signal handlers and file watches."""
 
     def __init__(self, config: Config, launch: Launch) -> None:
         self._launch = launch
@@ -84,7 +84,7 @@ class _Process:
         gateway = self._gateway
         await gateway.start()
         gc.collect()
-        gc.freeze()  # what start-up made lives for ever: the collector need not look at it again
+        gc.freeze()  # objects from start-up are permanent: the collector need not walk them again
         gc.set_threshold(GARBAGE_LIMIT)
         stop, hurry = asyncio.Event(), asyncio.Event()
         self._handle_signals(stop, hurry)
@@ -113,7 +113,7 @@ class _Process:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     async def _leave(self, hurry: asyncio.Event) -> None:
-        """Stop in order; in haste when a second signal comes."""
+        """Stop in order, or at once when a second signal comes."""
         leaving = asyncio.ensure_future(self._gateway.stop())
         hurried = asyncio.ensure_future(hurry.wait())
         await asyncio.wait({leaving, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -136,7 +136,7 @@ class _Process:
         try:
             await self._gateway.reloader.reload()
         finally:
-            notify_ready(os.environ)  # whatever it met: the manager would wait for ever
+            notify_ready(os.environ)  # even after an error, or the manager would wait forever
 
     def _config_files(self) -> Iterable[Path]:
         path = self._launch.config_path

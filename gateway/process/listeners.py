@@ -1,11 +1,11 @@
-"""Where the gateway listens: sockets, and the servers that accept from them.
+"""Listening sockets, and the servers that accept from them.
 
-Decision: a listener owns its listening sockets and gives each server a duplicate. So what serves them can be
-replaced without a moment in which nobody listens: a rotated certificate is a new server on the same socket,
-connections that wait in the kernel's queue go to whichever accepts next, and open ones are not touched. The
-socket may be our own, a Unix socket, or one handed over by the service manager.
+Decision: a listener owns its listening sockets and gives each server a duplicate. So a server can be replaced
+without a moment in which nothing listens: a rotated certificate is a new server on the same socket,
+connections in the kernel's queue go to whichever server accepts next, and open ones are not touched. The
+socket may be a TCP socket of our own, a Unix socket, or one inherited from the service manager.
 
-Knows nothing of HTTP: what to do with a connection is the protocol factory's.
+Knows nothing of HTTP: the protocol factory handles connections.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ BACKLOG = 2048
 LAST_HANDSHAKE_TIMEOUT_S = 2.0
 
 _ADVICE = {
-    errno.EADDRINUSE: "Stop what listens there, or choose another port",
-    errno.EADDRNOTAVAIL: "No interface of this machine has this address: choose another host",
-    errno.EACCES: "This needs a right that the process lacks: choose another place, a port above 1023",
-    errno.ENOENT: "Its folder does not exist: make it, or choose another place",
+    errno.EADDRINUSE: "Stop the process that listens there, or choose another port",
+    errno.EADDRNOTAVAIL: "This machine has no such address: choose another host",
+    errno.EACCES: "Permission is missing: choose another path, or a port above 1023",
+    errno.ENOENT: "The folder does not exist: create it, or choose another path",
 }
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 class CannotListen(OSError):
-    """Which place could not be had, why, and what to do."""
+    """The message says which address is not available, why, and what to do."""
 
 
 @contextlib.contextmanager
 def explained(option: str, place: str) -> Iterator[None]:
-    """Raise CannotListen, naming the place and the option that chose it, for any OSError within."""
+    """Turn any OSError into CannotListen, which names the address and the option that chose it."""
     try:
         yield
     except OSError as error:
-        advice = "Choose another host" if isinstance(error, socket.gaierror) else "Choose another place"
+        advice = "Choose another host" if isinstance(error, socket.gaierror) else "Choose another address"
         advice = _ADVICE.get(error.errno or 0, advice)
         reason = error.strerror or str(error)
         raise CannotListen(f"cannot listen on {place}: {reason}. {advice} in `{option}`.") from error
@@ -53,7 +53,7 @@ class Listener:
     def __init__(
         self, factory: ProtocolFactory, sockets: list[socket.socket], *, own_path: Path | None = None
     ) -> None:
-        """`own_path`: the file of a Unix socket that is ours to remove."""
+        """`own_path`: the file of a Unix socket that we must remove."""
         self._factory, self._sockets, self._own_path = factory, sockets, own_path
         self._servers: list[asyncio.AbstractServer] = []
         self._tls: ssl.SSLContext | None = None
@@ -65,15 +65,15 @@ class Listener:
         return int(address[1]) if isinstance(address, tuple) else 0
 
     async def serve(self, tls: ssl.SSLContext | None) -> None:
-        """Accept with this context from now on. Raises OSError; what served before then goes on."""
+        """Accept with this context from now on. Raises OSError; the old servers then continue."""
         servers: list[asyncio.AbstractServer] = []
         try:
             for sock in self._sockets:
-                servers.append(await self._serve_one(sock.dup(), tls))  # noqa: PERF401 - known if one fails
+                servers.append(await self._serve_one(sock.dup(), tls))  # noqa: PERF401 - the list is needed if one fails
         except BaseException:
             _close(servers)
             raise
-        if not self._sockets:  # stopped meanwhile
+        if not self._sockets:  # stopped in the meantime
             _close(servers)
             return
         _close(self._servers)
@@ -86,10 +86,10 @@ class Listener:
         return await loop.create_server(self._factory, sock=sock, ssl=tls, backlog=BACKLOG)
 
     async def stop_accepting(self) -> None:
-        """Close the listening sockets; connections go on. Idempotent.
+        """Close the listening sockets; connections continue. Idempotent.
 
-        Connections that wait in the kernel's queue at this moment would be reset by the close, though their
-        clients count as connected: they are taken in before.
+        Closing would reset the connections in the kernel's queue, although their clients see them as
+        connected, so these are accepted first.
         """
         _close(self._servers)
         self._servers = []
@@ -111,7 +111,7 @@ class Listener:
 
 
 def _accept_all(sock: socket.socket) -> list[socket.socket]:
-    """Every connection that waits on this socket, without waiting for another."""
+    """Accept every connection in this socket's queue, without waiting for more."""
     found: list[socket.socket] = []
     with contextlib.suppress(OSError):
         while len(found) < BACKLOG:
@@ -127,13 +127,13 @@ def _close(servers: list[asyncio.AbstractServer]) -> None:
 
 
 async def open_tcp_sockets(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
-    """A listening socket for each address of `host`. Raises OSError with nothing left open."""
+    """Open a listening socket for each address of `host`. Raises OSError; nothing is left open."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(found):
-            if port == 0 and sockets:  # one free port for all addresses
+            if port == 0 and sockets:  # the same free port for all addresses
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
             sockets.append(_listen(family, address, reuse_port=reuse_port))
     except BaseException:
@@ -150,7 +150,7 @@ def _listen(family: int, address: tuple[object, ...], *, reuse_port: bool) -> so
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:  # `::` shall not take the place of `0.0.0.0`, which has its own socket
+        if family == socket.AF_INET6:  # `::` must not include `0.0.0.0`, which has its own socket
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
         sock.listen(BACKLOG)
@@ -161,7 +161,7 @@ def _listen(family: int, address: tuple[object, ...], *, reuse_port: bool) -> so
 
 
 def open_unix_socket(path: Path) -> socket.socket:
-    """Listen on a path. A socket file that an earlier run left there is replaced; a live one is not.
+    """Listen on a path. A socket file left by an earlier run is replaced, but not one that is in use.
 
     Raises OSError.
     """
@@ -178,7 +178,7 @@ def open_unix_socket(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket file behind which nobody listens."""
+    """Remove a socket file that no process listens on."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -188,4 +188,4 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
         except BlockingIOError:
-            pass  # somebody listens, and is busy
+            pass  # a busy process listens there

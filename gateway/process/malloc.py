@@ -1,12 +1,12 @@
-"""When memory goes back to the operating system: large blocks as soon as they are let go.
+"""Returns large blocks to the operating system as soon as they are freed.
 
-Left alone, glibc learns from the first large body that is freed to keep blocks of that size in its heap
-(mallopt(3), "dynamic mmap threshold"). Small objects that live long then settle between such blocks, and the
-room of a few 20 MB bodies stays with the process for good: as much as a thousand open streams need.
-A threshold that is set stays as it is set. It stands above the bodies of ordinary turns, because a mapped
-block costs a system call and a page fault for every 4 KiB.
+By default, after the first large body is freed glibc keeps blocks of that size in its heap (mallopt(3),
+"dynamic mmap threshold"). Long-lived small objects then end up between such blocks, and the memory of a few
+20 MB bodies stays with the process: as much as a thousand open streams need. A threshold set explicitly is
+not adjusted. It is above the size of ordinary bodies, because a mapped block costs a system call and a page
+fault for every 4 KiB.
 
-Does nothing on other C libraries (musl and macOS return large blocks by themselves).
+Does nothing on other C libraries (musl and macOS return large blocks anyway).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _M_TRIM_THRESHOLD: Final = -1  # names and numbers of malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 
 MAPPED_FROM_BYTES: Final = 1 << 20
-"""Blocks of this size and more are mapped, each for itself, and unmapped when freed."""
+"""Blocks of this size or more are mapped individually and unmapped when freed."""
 KEPT_TOP_BYTES: Final = 8 << 20
-"""How much the heap may hold free at its end; less, and bursts of bodies would grow and shrink it all day."""
+"""Free memory that the heap may keep at its end; with less, bursts of bodies would keep resizing it."""
 
 
 def return_large_blocks() -> None:
-    """Set both thresholds of this process, unless its environment says what glibc is to do."""
+    """Set both thresholds of this process, unless its environment configures glibc."""
     if "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", ""):
         return
     try:

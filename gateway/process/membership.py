@@ -1,13 +1,13 @@
-"""From the backends that the configuration names to the fleet: all of them at start, the differences later.
+"""Applies the configured backends to the fleet: all of them at start, the differences at a reload.
 
-Decision: a reload carries out only what has changed between two configurations. So a backend that the admin
-API added stays, a weight that an operator set holds until the file itself says something new, and one that
-was removed by hand does not come back because an unrelated line was edited.
+Decision: a reload applies only what differs between two configurations. So a backend that the admin API added
+stays, a weight that an operator set holds until the file itself changes it, and a backend that was removed by
+hand does not come back because an unrelated line was edited.
 
-A backend that is no longer named drains: no new sessions, bound ones move at their next turn (handed over
-first, where that is on), and it leaves the fleet when nothing runs on it any more or at the drain deadline.
+A backend that is no longer configured drains: no new sessions, bound ones move at their next turn (prewarmed
+first, if that is on), and it leaves the fleet when nothing runs on it or at the drain deadline.
 
-Knows nothing of how the configuration came here.
+Knows nothing of how the configuration was read.
 """
 
 from __future__ import annotations
@@ -16,44 +16,35 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from gateway.config.config import BackendSettings, ConfigError, normalise_backend_url
+from gateway.config.config import ConfigError
 from gateway.fleet.registry import Fleet
+from gateway.fleet.settings import BackendSettings, backend_of, normalise_backend_url
 from gateway.observability.logs import log_event
 from gateway.request.handover import Handover
 from gateway.routing.router import Router
-from gateway.values import Backend, BackendId
+from gateway.values import BackendId
 
-DEPARTURE_LOOK_S = 0.25
-"""How often it is looked whether a leaving backend is idle."""
-
-
-def backend_of(settings: BackendSettings) -> Backend:
-    """The fleet's value for a configured backend, its URL in the one normal spelling."""
-    return Backend(
-        backend_id=BackendId(settings.backend_id),
-        base_url=normalise_backend_url(settings.url),
-        engine=settings.engine,
-        weight=settings.weight,
-        kv_capacity_tokens=settings.kv_capacity_tokens,
-        labels=dict(settings.labels),
-    )
+DEPARTURE_POLL_S = 0.25
+"""How often a leaving backend is checked for running requests."""
 
 
 class Membership:
-    """Owns one task for each backend that is on its way out."""
+    """Owns one task per leaving backend."""
 
     def __init__(self, fleet: Fleet, router: Router, handover: Handover, environ: Mapping[str, str]) -> None:
         self._fleet, self._router, self._handover, self._environ = fleet, router, handover, environ
         self._departures: dict[BackendId, asyncio.Task[None]] = {}
 
     def check(self, before: Sequence[BackendSettings], after: Sequence[BackendSettings]) -> None:
-        """Raises ConfigError where a backend has the address of one that the admin API added."""
-        present = {one.base_url: one.backend_id for one in self._fleet.view.backends.values()}
-        named = {one.backend_id for one in (*before, *after)} | self._departures.keys()
+        """Raises ConfigError if a backend has the address of one that the admin API added."""
+        present = {backend.base_url: backend.backend_id for backend in self._fleet.view.backends.values()}
+        named = {settings.backend_id for settings in (*before, *after)} | self._departures.keys()
         for settings in after:
             holder = present.get(normalise_backend_url(settings.url))
             if holder is not None and holder not in named:
-                raise ConfigError(f"backends.{settings.backend_id}.url: backend {holder} has it already")
+                raise ConfigError(
+                    f"backends.{settings.backend_id}.url: backend {holder} already has this url"
+                )
 
     def apply(
         self,
@@ -62,13 +53,13 @@ class Membership:
         *,
         drain_deadline_s: float = 0.0,
     ) -> list[BackendSettings]:
-        """Carry out the differences, published as one new view. Returns those that are new or changed."""
-        known = {one.backend_id: one for one in before}
-        named = {one.backend_id for one in after}
+        """Apply the differences, published as one new view. Returns the backends that are new or changed."""
+        known = {settings.backend_id: settings for settings in before}
+        named = {settings.backend_id for settings in after}
         changed = [settings for settings in after if known.get(settings.backend_id) != settings]
         with self._fleet.one_change("configured"):
             for name in known.keys() - named:
-                self._see_off(BackendId(name), drain_deadline_s)
+                self._remove(BackendId(name), drain_deadline_s)
             for settings in changed:
                 self.join(settings)
         return changed
@@ -80,7 +71,7 @@ class Membership:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def join(self, settings: BackendSettings) -> None:
-        """Add a backend with its key from the environment, or change one. One that was leaving stays."""
+        """Add or change a backend, with its key from the environment. If it was leaving, it stays."""
         backend = backend_of(settings)
         departure = self._departures.pop(backend.backend_id, None)
         if departure is not None:
@@ -94,23 +85,23 @@ class Membership:
             )
         self._fleet.add(backend, api_key=api_key)
 
-    def _see_off(self, backend_id: BackendId, deadline_s: float) -> None:
+    def _remove(self, backend_id: BackendId, deadline_s: float) -> None:
         if backend_id not in self._fleet.view.backends:
-            return  # removed by hand before
+            return  # an operator has removed it already
         self._fleet.drain(backend_id, deadline_s)
         task = asyncio.ensure_future(self._remove_when_idle(backend_id, deadline_s))
         self._departures[backend_id] = task
 
     async def _remove_when_idle(self, backend_id: BackendId, deadline_s: float) -> None:
-        """Until then its running answers go on; after the deadline their connections have a last grace."""
+        """Remove it when idle or at the deadline; answers that still run then have a last grace period."""
         loop = asyncio.get_running_loop()
         deadline_at_s = loop.time() + deadline_s
         while True:
             is_busy = self._router.in_flight(backend_id) or self._handover.is_running(backend_id)
             if not is_busy or loop.time() >= deadline_at_s:
                 break
-            await asyncio.sleep(DEPARTURE_LOOK_S)
+            await asyncio.sleep(DEPARTURE_POLL_S)
         del self._departures[backend_id]
-        if self._fleet.drain_left_s(backend_id) is not None:  # else an operator removed or kept it
+        if self._fleet.drain_left_s(backend_id) is not None:  # otherwise an operator removed or undrained it
             self._fleet.remove(backend_id)
             log_event("backend_left", backend=backend_id)

@@ -1,8 +1,8 @@
-"""The two listeners of one gateway, for clients and for operators: where they listen, with which
-certificates, and the order in which they close.
+"""The two listeners of one gateway, for clients and for operators: their addresses, their certificates, and
+the order in which they close.
 
 The admin listener stays open until the last answer to a client has ended, so that operators can watch the
-leaving. A socket that was handed over takes the place of the configured address. Knows no request.
+shutdown. An inherited socket replaces the configured address. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gateway.downstream.tls import ListenerTls, make_server_context
 from gateway.process.listeners import Listener, explained, open_tcp_sockets, open_unix_socket
 
 CLEANUP_TIMEOUT_S = 1.0
-"""How long connections may take to close when every request has ended."""
+"""How long connections may take to close after every request has ended."""
 MAX_ADMIN_LINE_BYTES = 64 * 1024
-"""Of a request line of the admin API: a query may name a session by a long id, escaped."""
+"""Limit of a request line of the admin API: a query may contain a long, escaped session id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contexts:
-    """What TLS each listener speaks; None is plain HTTP."""
+    """The TLS context of each listener; None is plain HTTP."""
 
     data: ssl.SSLContext | None
     admin: ssl.SSLContext | None
@@ -55,11 +55,11 @@ def _place(host: str, port: int) -> str:
 
 
 class Servers:
-    """Opens, re-keys and closes the listeners."""
+    """Opens and closes the listeners, and replaces their certificates."""
 
     def __init__(self, sockets: Mapping[str, socket.socket]) -> None:
-        """`sockets`: those that were handed over, under `data` and `admin`."""
-        self._handed_over = dict(sockets)
+        """`sockets`: inherited ones, under `data` and `admin`."""
+        self._inherited = dict(sockets)
         self._runner: web.AppRunner | None = None
         self._server: ClientServer | None = None
         self._data: Listener | None = None
@@ -67,15 +67,15 @@ class Servers:
 
     @property
     def is_open(self) -> bool:
-        """Whether clients can connect, or could."""
+        """Whether the data listener was ever opened."""
         return self._data is not None
 
     async def open_data(self, server: ClientServer, config: Config, contexts: Contexts) -> int:
         """Listen for clients; return the port, 0 on a Unix socket. Raises CannotListen."""
         self._server = server
         place, own_path = config.listen, None
-        if "data" in self._handed_over:
-            sockets = [self._handed_over.pop("data")]
+        if "data" in self._inherited:
+            sockets = [self._inherited.pop("data")]
         elif place.unix_path is not None:
             own_path = Path(place.unix_path)
             with explained("listen.unix_path", place.unix_path):
@@ -90,8 +90,8 @@ class Servers:
     async def open_admin(self, application: web.Application, config: Config, contexts: Contexts) -> int:
         """Listen for operators; return the port. Raises CannotListen."""
         place = config.admin
-        if "admin" in self._handed_over:
-            sockets = [self._handed_over.pop("admin")]
+        if "admin" in self._inherited:
+            sockets = [self._inherited.pop("admin")]
         else:
             with explained("admin", _place(place.host, place.port)):
                 sockets = await open_tcp_sockets(place.host, place.port, reuse_port=False)
@@ -108,14 +108,14 @@ class Servers:
         return self._admin.port
 
     async def use(self, contexts: Contexts) -> None:
-        """Show these certificates to new connections. Raises OSError."""
+        """Use these certificates for new connections. Raises OSError."""
         if self._data is not None:
             await self._data.serve(contexts.data)
         if self._admin is not None:
             await self._admin.serve(contexts.admin)
 
     def leave(self) -> None:
-        """Have each answer end its connection from now on."""
+        """Close each connection after its current answer from now on."""
         if self._server is not None:
             self._server.leave()
 
@@ -133,5 +133,5 @@ class Servers:
             await self._server.close(grace_s=CLEANUP_TIMEOUT_S)
         if self._runner is not None:
             await self._runner.cleanup()
-        for sock in self._handed_over.values():  # never used
+        for sock in self._inherited.values():  # never used
             sock.close()

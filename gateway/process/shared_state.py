@@ -1,56 +1,67 @@
-"""The session store, and what else replicas share through it, as the configuration asks for."""
+"""What replicas share: in this process's memory, or in Redis over the one link of the session store.
+
+Built once from the configuration. The session store owns the link: its `start` opens the connections and its
+`close` ends them, so everything else here must be closed before it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from gateway.config.config import Config
 from gateway.replicas.loads import MemoryLoads, RedisLoads, SharedLoads
 from gateway.replicas.orders import MemoryOrders, RedisOrders, SharedOrders
 from gateway.replicas.presence import MemoryPresence, RedisPresence, SharedPresence
 from gateway.replicas.tenant_use import RedisTenantUse
 from gateway.sessions.memory import MemoryStore
 from gateway.sessions.redis_store import RedisStore
-from gateway.sessions.settings import SessionsSettings
 from gateway.sessions.store import SessionStore
 from gateway.tenants.redis_keys import RedisKeys
 
 
-def open_store(
-    settings: SessionsSettings, *, clock: Callable[[], float], environ: Mapping[str, str]
-) -> SessionStore:
-    """Make the store; `start` opens its connections."""
-    if settings.store == "redis":
-        return RedisStore(settings.redis, ttl_s=settings.ttl_s, clock=clock, environ=environ)
-    return MemoryStore(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions, clock=clock)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedState:
+    """The parts of one gateway that replicas share. None of the parts raises for trouble with Redis, except
+    `redis_keys`, which raises CannotAuthenticate."""
+
+    sessions: SessionStore
+    loads: SharedLoads
+    orders: SharedOrders
+    presence: SharedPresence
+    tenant_use: RedisTenantUse | None = None
+    """None: tenants' limits are counted in this process alone."""
+    redis_keys: RedisKeys | None = None
+    """None: the configuration does not look up API keys in Redis."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there may be other replicas to exchange with."""
+        return self.tenant_use is not None
 
 
-def open_loads(store: SessionStore, *, clock: Callable[[], float]) -> SharedLoads:
-    """The board that goes with this store; it uses the store's connections and lives as long."""
-    if isinstance(store, RedisStore):
-        return RedisLoads(store.link, clock=clock)
-    return MemoryLoads()
-
-
-def open_orders(store: SessionStore) -> SharedOrders:
-    """The board of operators' orders; it uses the store's connections and lives as long."""
-    if isinstance(store, RedisStore):
-        return RedisOrders(store.link)
-    return MemoryOrders()
-
-
-def open_redis_keys(store: SessionStore, *, ttl_s: float, clock: Callable[[], float]) -> RedisKeys:
-    """The API keys in Redis; it uses the store's connections. Only for the Redis store."""
-    assert isinstance(store, RedisStore), "the configuration asks for it only with this store"
-    return RedisKeys(store.link, ttl_s=ttl_s, clock=clock)
-
-
-def open_tenant_use(store: SessionStore, *, clock: Callable[[], float]) -> RedisTenantUse | None:
-    """The ledger of tenants' use that replicas share; it uses the store's connections. None: one process."""
-    return RedisTenantUse(store.link, clock=clock) if isinstance(store, RedisStore) else None
-
-
-def open_presence(store: SessionStore) -> SharedPresence:
-    """The board of replicas; it uses the store's connections and lives as long."""
-    if isinstance(store, RedisStore):
-        return RedisPresence(store.link)
-    return MemoryPresence()
+def open_shared_state(
+    config: Config, *, clock: Callable[[], float], environ: Mapping[str, str]
+) -> SharedState:
+    """Build it; nothing is connected before `sessions.start`."""
+    settings = config.sessions
+    if settings.store == "memory":
+        return SharedState(
+            sessions=MemoryStore(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions, clock=clock),
+            loads=MemoryLoads(),
+            orders=MemoryOrders(),
+            presence=MemoryPresence(),
+        )
+    store = RedisStore(settings.redis, ttl_s=settings.ttl_s, clock=clock, environ=environ)
+    link = store.link
+    keys_ttl_s = config.authentication.keys_in_redis_ttl_s
+    return SharedState(
+        sessions=store,
+        loads=RedisLoads(link, clock=clock),
+        orders=RedisOrders(link),
+        presence=RedisPresence(link),
+        tenant_use=RedisTenantUse(link, clock=clock),
+        redis_keys=RedisKeys(link, ttl_s=keys_ttl_s, clock=clock)
+        if config.authentication.keys_in_redis
+        else None,
+    )

@@ -1,11 +1,12 @@
-"""What systemd (or another manager that speaks its protocol) gives a service, and wants to be told.
+"""The protocol between a service and systemd, or another service manager that implements it.
 
-Given: listening sockets, as descriptors from 3 on (`LISTEN_FDS`, `LISTEN_PID`, `LISTEN_FDNAMES`); so the port
-stays open across restarts. Told: ready, reloading, stopping, one datagram each to `NOTIFY_SOCKET`. The
-protocol is small and frozen (sd_listen_fds(3), sd_notify(3)), so it is spoken here without a library.
+The manager may pass listening sockets, as descriptors from 3 on (`LISTEN_FDS`, `LISTEN_PID`,
+`LISTEN_FDNAMES`), so that the port stays open across restarts. The service reports ready, reloading and
+stopping, each as one datagram to `NOTIFY_SOCKET`. The protocol is small and stable (sd_listen_fds(3),
+sd_notify(3)), so no library is needed.
 
-The processes of `workers: N` are children of the one that systemd knows: they inherit its sockets, and take
-`LISTEN_PID` for theirs when it names their parent.
+The processes of `workers: N` are children of the one that systemd started: they inherit its sockets, and
+accept a `LISTEN_PID` that names their parent.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from collections.abc import Mapping
 
 FIRST_DESCRIPTOR = 3
 NAMES = ("data", "admin")
-"""Descriptor names that are understood; unnamed sockets are taken in this order."""
+"""Known descriptor names; unnamed sockets are assigned in this order."""
 
 
 def inherited_sockets(environ: Mapping[str, str], *, is_worker: bool) -> dict[str, socket.socket]:
-    """The listening sockets that the service manager has opened for us, by name.
+    """Return the listening sockets that the service manager has opened, by name.
 
-    Raises ValueError for a name that is not understood or given twice.
+    Raises ValueError for a name that is unknown or given twice.
     """
     owner = os.getppid() if is_worker else os.getpid()
     sockets = {name: socket.socket(fileno=fd) for name, fd in inherited_names(environ, owner).items()}
@@ -35,23 +36,23 @@ def inherited_sockets(environ: Mapping[str, str], *, is_worker: bool) -> dict[st
 
 
 def inherited_names(environ: Mapping[str, str], owner: int) -> dict[str, int]:
-    """Which descriptor each name stands for, if they were given to the process `owner`. Raises ValueError."""
+    """Return the descriptor of each name, if they were passed to the process `owner`. Raises ValueError."""
     if environ.get("LISTEN_PID") != str(owner):
         return {}
     count = int(environ.get("LISTEN_FDS") or "0")
     names = [name for name in environ.get("LISTEN_FDNAMES", "").split(":") if name]
-    if not set(names) & set(NAMES):  # unnamed: systemd then gives each the name of its unit
+    if not set(names) & set(NAMES):  # unnamed: systemd then uses the name of the unit
         names = list(NAMES[:count])
     if len(names) != count or not set(names) <= set(NAMES) or len(set(names)) != count:
         raise ValueError(
-            f"{count} sockets are handed over with the names {environ.get('LISTEN_FDNAMES')!r}:"
-            " at most two are used; name them data and admin (FileDescriptorName= in the socket unit)"
+            f"{count} sockets were passed with the names {environ.get('LISTEN_FDNAMES')!r}:"
+            " pass at most two, named data and admin (FileDescriptorName= in the socket unit)"
         )
     return {name: FIRST_DESCRIPTOR + number for number, name in enumerate(names)}
 
 
 def notify(state: str, environ: Mapping[str, str]) -> None:
-    """Tell the service manager, if there is one. Never fails: the service must not depend on it."""
+    """Notify the service manager, if there is one. Never fails: the service must not depend on it."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -71,5 +72,5 @@ def notify_stopping(environ: Mapping[str, str]) -> None:
 
 
 def notify_reloading(environ: Mapping[str, str]) -> None:
-    """To be followed by `notify_ready`. The time lets the manager tell it from an earlier ready."""
+    """Must be followed by `notify_ready`. The time lets the manager ignore an earlier ready."""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", environ)

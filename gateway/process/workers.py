@@ -1,12 +1,12 @@
 """`workers: N`: several gateway processes on one port, and the parent that keeps them running.
 
-Each is a whole gateway. The kernel deals new connections out among them (SO_REUSEPORT, or one inherited
-socket); what they must agree on is in Redis: bindings, load, operators' orders. Each has an admin listener of
-its own, on consecutive ports; an order given at one of them reaches the others within a second. Each shows
-the numbers of all (see `worker_reports`).
+Each is a complete gateway. The kernel distributes new connections among them (SO_REUSEPORT, or one inherited
+socket). What they must agree on is in Redis: bindings, load, operators' orders. Each has its own admin
+listener, on consecutive ports; an order given at one of them reaches the others in about a second. Each shows
+the metrics of all (see `worker_reports`).
 
-The parent passes signals on, starts again what dies, and speaks for all of them to the service manager: it is
-ready when all are.
+The parent forwards signals, restarts processes that die, and represents all of them to the service manager:
+it is ready when all are.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from gateway.process.systemd import (
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 STABLE_AFTER_S = 60.0
-"""A process that lived this long is started again after the first, short pause."""
+"""A process that lived at least this long is restarted after the first, short pause."""
 
 
 def for_worker(config: Config, number: int) -> Config:
-    """The configuration of one of the processes: the admin ports follow each other."""
+    """Return the configuration of one process: admin ports are consecutive."""
     if not number or not config.admin.port:
         return config
     admin = msgspec.structs.replace(config.admin, port=config.admin.port + number)
@@ -48,13 +48,13 @@ def for_worker(config: Config, number: int) -> Config:
 
 
 async def run_workers(count: int) -> int:
-    """Start `count` processes with our own arguments, restart any that dies, stop all on a signal."""
+    """Start `count` processes with our own arguments, restart any that die, stop all on a signal."""
     with shared_folder() as folder:
         return await _Workers(count, folder, os.environ).run()
 
 
 class _Workers:
-    """The processes by number. In `folder` they share numbers, and have sockets to say they are ready."""
+    """The processes by number. `folder` holds their reports and the sockets on which they report ready."""
 
     def __init__(self, count: int, folder: Path, environ: Mapping[str, str]) -> None:
         self._count, self._folder, self._environ = count, folder, environ
@@ -66,7 +66,7 @@ class _Workers:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        endpoints = [await self._hear(worker) for worker in range(self._count)]
+        endpoints = [await self._listen(worker) for worker in range(self._count)]
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._on_reload_signal)
@@ -80,7 +80,7 @@ class _Workers:
     # -- signals
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
-        """Also the second one is passed on: the children then hurry."""
+        """Forward the signal. A second one is forwarded too: the children then stop at once."""
         if not self._stopping.is_set():
             notify_stopping(self._environ)
         self._stopping.set()
@@ -98,8 +98,8 @@ class _Workers:
 
     # -- readiness
 
-    async def _hear(self, worker: int) -> asyncio.DatagramTransport:
-        """Listen to what this process tells its service manager: us."""
+    async def _listen(self, worker: int) -> asyncio.DatagramTransport:
+        """Listen to one process's notifications: we are its service manager."""
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
             lambda: _Notices(self, worker), local_addr=self._notify_path(worker), family=socket.AF_UNIX
         )
@@ -118,13 +118,13 @@ class _Workers:
     # -- life
 
     async def _keep(self, worker: int) -> int:
-        """Run one process until the signal; return its exit status. One that was never ready ends all: what
-        keeps it from starting keeps them all from it."""
+        """Run one process until the signal and return its exit status. A process that dies before it was
+        ever ready stops all: the same cause would keep the others from starting."""
         pause_s = FIRST_PAUSE_S
         while True:
             started_s = time.monotonic()
             process = self._processes[worker] = await self._start(worker)
-            if self._stopping.is_set():  # the signal came while it was being started
+            if self._stopping.is_set():  # the signal came while it was starting
                 process.terminate()
             status = await process.wait()
             lived_s = time.monotonic() - started_s
@@ -155,7 +155,7 @@ class _Workers:
 
 
 class _Notices(asyncio.DatagramProtocol):
-    """What one process tells."""
+    """Receives the notifications of one process."""
 
     def __init__(self, workers: _Workers, worker: int) -> None:
         self._workers, self._worker = workers, worker
@@ -167,7 +167,7 @@ class _Notices(asyncio.DatagramProtocol):
 
 @contextlib.contextmanager
 def _reload_signal_held() -> Iterator[None]:
-    """A child inherits the mask: a SIGHUP that comes before it can handle one waits, instead of ending it."""
+    """Block SIGHUP, also in the child: one that arrives before the child can handle it does not kill it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield

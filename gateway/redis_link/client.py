@@ -2,13 +2,13 @@
 
 What is set here and why:
 
-* no retries: redis-py's defaults make a refused connection cost 4 s and a silent server 5 s per command;
-* RESP2 and no CLIENT SETINFO: one round trip less for each new connection, and no push handlers;
+* no retries: with redis-py's defaults a refused connection costs 4 s and a silent server 5 s per command;
+* RESP2 and no CLIENT SETINFO: one round trip less per new connection, and no push handlers;
 * socket timeouts longer than a request's budget. A request that gives up leaves its command running (see
-  `redis_link.py`), so the socket's timeout only ends what hangs;
-* room for more connections than commands can be under way. redis-py's Sentinel and Cluster pools raise at
-  once when they are full, and its blocking pool exists for one server only, so the bound that waits is our
-  own gate in `redis_link.py`, the same for all three.
+  `link.py`), so the socket timeout only ends a command that hangs;
+* more connections than commands can be in flight. redis-py's Sentinel and Cluster pools raise at once when
+  they are full, and its blocking pool supports a single server only, so `link.py` has its own semaphore, the
+  same for all three.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from gateway.sessions.settings import RedisSettings, parse_address
+from gateway.redis_link.settings import RedisSettings, parse_address
 
 
 class CommandClient(Protocol):
-    """What we use of a redis-py client, whichever kind it is."""
+    """The methods used of a redis-py client, whatever its kind."""
 
     async def execute_command(self, *args: Any) -> Any: ...
 
@@ -35,20 +35,20 @@ class CommandClient(Protocol):
 
 
 class _KnownCommands:
-    """Tells redis-py's Cluster client where the key of a command is. Its own way is to fetch and parse the
-    table of all commands with each refresh of the map of nodes, which held the loop for 0.24 s (measured on a
-    busy machine), just when a fail-over is under way. Scripts are known to it without; the other commands
-    that we send to a Cluster have their key first."""
+    """Tells redis-py's Cluster client where the key of a command is. By default it fetches and parses the
+    table of all commands at each refresh of the node map, which blocked the loop for 0.24 s (measured on a
+    busy machine) in the middle of a fail-over. It handles scripts without the table; in the other commands
+    that we send to a Cluster the key comes first."""
 
     async def initialize(self, node: object = None) -> None:
-        """Nothing to learn."""
+        """Do nothing: no table is needed."""
 
     async def get_keys(self, *arguments: Any) -> tuple[Any, ...]:
         return arguments[1:2]
 
 
 class RedisClients:
-    """Makes the client for commands and, one at a time, clients for subscribing."""
+    """Creates the client for commands and, one at a time, clients for subscriptions."""
 
     def __init__(self, settings: RedisSettings, environ: Mapping[str, str] = os.environ) -> None:
         self._settings = settings
@@ -61,13 +61,13 @@ class RedisClients:
         return bool(self._settings.cluster_nodes)
 
     def open(self) -> CommandClient:
-        """The client for commands. Opens no connection yet."""
+        """Create the client for commands. Opens no connection yet."""
         settings = self._settings
         options = self._connection_options()
         client: Any
         if settings.cluster_nodes:
             nodes = [ClusterNode(host, port) for host, port in map(parse_address, settings.cluster_nodes)]
-            # One retry here is not a second try of a slow command: it is how the client follows a fail-over.
+            # This retry does not repeat a slow command: it is how the client follows a fail-over.
             retry = Retry(NoBackoff(), 1)
             options.pop("retry")
             client = RedisCluster(startup_nodes=nodes, retry=retry, **options, **self._tls_options())
@@ -88,12 +88,12 @@ class RedisClients:
         return client  # type: ignore[no-any-return]  # redis-py's classes fit the Protocol loosely
 
     def open_subscriber(self) -> Redis:
-        """A client of its own for one subscription: a plain one, to any node of a Cluster (which passes
-        messages on to all), to the present master behind Sentinels."""
+        """Create a separate client for one subscription: to the server, to any node of a Cluster (each node
+        forwards messages to all), or to the current master behind Sentinels."""
         options = self._connection_options()
         options["max_connections"] = 1
         if self._cluster is not None:
-            # At random, so that a node that is down is not chosen for ever.
+            # At random, so that a node that is down is not chosen every time.
             known = [(node.host, node.port) for node in self._cluster.get_nodes()]
             host, port = random.choice(known or list(map(parse_address, self._settings.cluster_nodes)))
             return Redis(host=host, port=port, **options, **self._tls_options())
@@ -112,7 +112,7 @@ class RedisClients:
         if url.startswith("rediss://"):
             options |= self._tls_options(is_url=True)
         if url.startswith("unix://"):
-            del options["socket_keepalive"]  # of TCP; redis-py's Unix connections refuse the argument
+            del options["socket_keepalive"]  # TCP only; redis-py's Unix connections reject the argument
         return Redis.from_url(url, **options)
 
     def _connection_options(self) -> dict[str, Any]:

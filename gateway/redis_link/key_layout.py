@@ -1,17 +1,17 @@
-"""The names of everything we keep in Redis.
+"""The names of everything the gateway keeps in Redis.
 
-A script may touch keys of one Cluster slot only, so sessions are dealt into shards, and a shard's number is
-the hash tag of all its keys. Without a Cluster there is one shard: then one script call can renew them all.
+A script may touch keys of one Cluster slot only, so sessions are split into shards, and the shard's number is
+the hash tag of all its keys. Without a Cluster there is one shard, and one script call can renew any batch.
 
-    homing:{07}:s:<session key>   string   one binding, see codec.py
-    homing:{07}:b:<backend id>    zset     that backend's sessions in this shard, by time of expiry (ms)
+    homing:{07}:s:<session key>   string   one binding, see sessions/codec.py
+    homing:{07}:b:<backend id>    zset     that backend's sessions in this shard, scored by expiry (ms)
     homing:{07}:names             set      backends that have an index in this shard
-    homing:{07}:probe             string   written to learn whether the shard can be written
-    homing:{00}:load              hash     replica -> its load, see loads.py
-    homing:{00}:orders            hash     backend id -> what operators asked for, see orders.py
-    homing:{00}:replicas          hash     replica -> what it tells of itself, see presence.py
-    homing:{07}:t:<tenant hash>   hash     what a tenant has left of its limits, see tenant_use.py
-    homing:{00}:api_keys          hash     SHA-256 of an API key -> tenant, see key_book.py
+    homing:{07}:probe             string   written to test whether the shard accepts writes
+    homing:{00}:load              hash     replica -> its load, see replicas/loads.py
+    homing:{00}:orders            hash     backend id -> the operators' order, see replicas/orders.py
+    homing:{00}:replicas          hash     replica -> its report, see replicas/presence.py
+    homing:{07}:t:<tenant hash>   hash     what a tenant has left, see replicas/tenant_use.py
+    homing:{00}:api_keys          hash     SHA-256 of an API key -> tenant, see tenants/redis_keys.py
     homing:moves                  channel  "<version> <session key>": older copies are void
     homing:beat:<replica>         channel  a replica's own heartbeat
 """
@@ -22,11 +22,11 @@ import zlib
 
 from gateway.values import BackendId, SessionKey
 
-NUM_CLUSTER_SHARDS = 64  # several per node up to a few dozen nodes; each costs one call per flush
+NUM_CLUSTER_SHARDS = 64  # several per node for up to a few dozen nodes; each costs one call per flush
 
 
 class KeyLayout:
-    """Builds key names; changes nothing."""
+    """Builds the key names."""
 
     def __init__(self, prefix: str, num_shards: int) -> None:
         self.num_shards = num_shards
@@ -39,7 +39,7 @@ class KeyLayout:
         self._prefix = prefix
 
     def shard_of(self, key: str) -> int:
-        """The same on every replica: CRC-32, not Python's hash, which is salted per process."""
+        """Return the shard. CRC-32, because Python's hash is salted per process and replicas must agree."""
         if self.num_shards == 1:
             return 0
         return zlib.crc32(key.encode("utf-8", "surrogatepass")) % self.num_shards

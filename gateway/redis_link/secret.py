@@ -1,10 +1,10 @@
-"""A value that must not show up in logs, dumps or error texts by accident."""
+"""A value that must not appear in logs, dumps or error messages by accident."""
 
 from __future__ import annotations
 
 
 class Secret:
-    """Text whose repr and str are masked; `reveal()` is the one way to read it, easy to search for."""
+    """Text whose repr and str are masked; only `reveal()` returns it, which is easy to search for."""
 
     __slots__ = ("_text",)
 

@@ -1,10 +1,9 @@
-"""Replicas telling each other how much work they have sent out, so that they do not all choose the same
-idle backend at once.
+"""The load that each replica has sent out, shared so that not all replicas choose the same idle backend.
 
 Each replica writes one field of one hash, about once a second and never on the request path, and reads the
-fields of the others in the same call. What a replica wrote is void after three seconds, on the server's
-clock to readers and on our own to us: with Redis away the others count as idle, and each replica goes on
-with what it knows itself.
+fields of the others in the same call. A field expires after three seconds, by the server's clock for its
+readers and by our own clock for what we have read. While Redis is unavailable the others count as idle and
+each replica decides with what it knows itself.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from gateway.values import BackendId
 LIFETIME_S = 3.0
 
 Load = dict[BackendId, tuple[float, int]]
-"""Per backend: seconds of prefill work sent and not yet answered, and requests in flight."""
+"""Per backend: seconds of prefill work sent but not yet answered, and requests in flight."""
 
 
 class SharedLoads(Protocol):
-    """Never raises for trouble with the store."""
+    """Never raises when Redis fails."""
 
     async def publish(self, work: Load) -> None:
         """Write this replica's load and read that of the others. Call about once a second."""
         ...
 
     def others(self) -> Load:
-        """The sums over all other replicas, as last read; empty when that is too long ago. Costs no I/O."""
+        """Return the sums over all other replicas as last read, or nothing if that is too old. No I/O."""
         ...
 
 
 class MemoryLoads:
-    """One process is all there is: the others have no load."""
+    """A single process: there are no others."""
 
     async def publish(self, work: Load) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
     def others(self) -> Load:
         return {}
@@ -57,7 +56,7 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RedisLoads:
-    """The board in Redis, over the store's link."""
+    """Loads in Redis, over the link of the session store."""
 
     def __init__(self, link: RedisLink, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
@@ -90,7 +89,7 @@ class RedisLoads:
         return self._others
 
     def _sum(self, payloads: list[object]) -> Load:
-        """Add up what is well formed; a replica that writes nonsense counts as idle."""
+        """Add up the well-formed payloads; a replica whose payload is malformed counts as idle."""
         total: Load = {}
         for payload in payloads:
             try:

@@ -1,9 +1,9 @@
-"""What operators asked of backends (cordon, drain, weight, removal), shared by all replicas.
+"""Operators' orders for backends (cordon, drain, weight, removal), shared by all replicas.
 
 One small hash, read about once a second by each replica and written when an admin call changes something,
-never on the request path. It holds names and wishes, no addresses: an address from a shared store would be
-an address that anyone who can write there makes us dial. With Redis away every replica keeps what it last
-knew, and an order given meanwhile holds on the replica that took it.
+never on the request path. It holds backend names but no addresses: with an address in it, anyone who can
+write to Redis could make the gateway connect there. While Redis is unavailable every replica keeps the orders
+it last read, and a new order holds only on the replica that received it.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from gateway.values import BackendId
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wished for one backend. Values from Redis are validated on the way in."""
+    """The order for one backend. Values from Redis are validated when read."""
 
     wants: Literal["", "cordoned", "draining", "removed"] = ""
-    deadline_wall_s: float | None = None  # of a drain, on the wall clock: replicas share no other
-    epoch: int | None = None  # of a drain that is for one life of the backend only
+    deadline_wall_s: float | None = None  # of a drain, in wall time: the only clock that replicas share
+    epoch: int | None = None  # of a drain that ends when the backend restarts
     weight: float | None = None
 
 
 class SharedOrders(Protocol):
-    """Never raises for trouble with the store."""
+    """Never raises when Redis fails."""
 
     async def put(self, backend_id: BackendId, order: Order | None) -> None:
-        """Tell the others; `None` takes all wishes back."""
+        """Publish an order to the others; `None` deletes it."""
         ...
 
     async def read(self) -> Mapping[BackendId, Order] | None:
-        """All orders; `None` when they cannot be known now."""
+        """Return all orders, or `None` if they cannot be read now."""
         ...
 
 
 class MemoryOrders:
-    """One process is all there is: nothing to tell, nothing to learn."""
+    """A single process: nothing to publish, nothing to read."""
 
     async def put(self, backend_id: BackendId, order: Order | None) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
     async def read(self) -> Mapping[BackendId, Order] | None:
         return None
 
 
 class RedisOrders:
-    """The orders in Redis, over the store's link."""
+    """Orders in Redis, over the link of the session store."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link

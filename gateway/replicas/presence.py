@@ -1,7 +1,7 @@
-"""Which gateway processes share a session store: each tells about itself, every few seconds.
+"""Which gateway processes share a session store: each publishes a report about itself every few seconds.
 
-For people who look, never for decisions. A replica that has not written for `LIFETIME_S`, on the store's own
-clock, is not listed any more. What is written is opaque here; its reader validates it.
+For operators to look at, never for decisions. A replica that has not written for `LIFETIME_S`, by the
+server's clock, is no longer listed. The reports are opaque here; the reader validates them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ LIFETIME_S = 10.0
 
 
 class SharedPresence(Protocol):
-    """Never raises for trouble with the store."""
+    """Never raises when Redis fails."""
 
     async def publish(self, report: bytes) -> list[bytes]:
-        """Tell the others, and return what they told; nothing when the store is away."""
+        """Publish this replica's report and return those of the others, none if Redis is unavailable."""
         ...
 
 
 class MemoryPresence:
-    """One process is all there is."""
+    """A single process: there are no others."""
 
     async def publish(self, report: bytes) -> list[bytes]:
         return []
 
 
 class RedisPresence:
-    """The board in Redis: the load board's script under another key, with a longer life."""
+    """Presence in Redis: the script of `loads.py` with another key and a longer lifetime."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
@@ -45,7 +45,7 @@ class RedisPresence:
             return await self._link.run(self._script, [self._link.layout.replicas], arguments)
 
         try:
-            told = await self._link.ask_patiently(0, exchange)
+            reports = await self._link.ask_patiently(0, exchange)
         except Unavailable:
             return []
-        return [one for one in told if isinstance(one, bytes)] if isinstance(told, list) else []
+        return [other for other in reports if isinstance(other, bytes)] if isinstance(reports, list) else []

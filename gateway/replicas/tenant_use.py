@@ -1,11 +1,11 @@
 """What tenants have left of their limits, shared by replicas through Redis.
 
-One script call charges a request over all limits at once, on the server's clock. What is learnt later (the
-tokens really used, the end of a request) is sent in the background by one task, the latest word per tenant:
-under load many ends become one call. A replica's requests in flight are leased and announced again while
-they last, so a replica that dies gives its tenants' places back by itself.
+One script call charges a request against all limits at once, by the server's clock. What is known later (the
+tokens really used, the end of a request) is sent in the background by one task that keeps one pending update
+per tenant, so under load many ends become one call. A replica's count of requests in flight is a lease that
+is renewed while they run, so the places held by a replica that dies are freed when its lease expires.
 
-Tenants' names never reach Redis: a hash of the name does.
+Redis never sees tenants' names, only hashes of them.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Arguments = list[str | int]
 
 
 @dataclass(slots=True)
-class _Word:
-    """What is to be told of one tenant."""
+class _Update:
+    """What is still to be sent for one tenant."""
 
     limits: TenantLimits
-    tokens: int = 0  # more than charged
-    told_s: float = -math.inf  # when its requests in flight were last told
-    is_news: bool = False
+    tokens: int = 0  # used beyond what was charged
+    sent_s: float = -math.inf  # when its requests in flight were last sent
+    is_pending: bool = False
 
 
 class RedisTenantUse:
-    """`limits.tenant_limiter.SharedTenantUse` over the session store's link."""
+    """`limits.tenant_limiter.SharedTenantUse` over the link of the session store."""
 
     def __init__(self, link: RedisLink, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._link, self._clock = link, clock
@@ -49,24 +49,24 @@ class RedisTenantUse:
         self._draw_script = load_script("draw", "tenant_use")
         self._settle_script = load_script("settle", "tenant_use")
         self._num_in_flight_of: Callable[[str], int] = lambda _: 0
-        self._words: dict[str, _Word] = {}  # tenants with news, or with requests to announce again
-        self._has_news = asyncio.Event()
+        self._updates: dict[str, _Update] = {}  # tenants with something to send or a lease to renew
+        self._has_updates = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, num_in_flight_of: Callable[[str], int]) -> None:
-        """Begin to tell; `num_in_flight_of` a tenant says how many requests are under way here."""
+        """Start sending; `num_in_flight_of` returns how many requests of a tenant are in flight here."""
         self._num_in_flight_of = num_in_flight_of
-        self._task = asyncio.create_task(self._tell_for_ever(), name="tenant-ledger")
+        self._task = asyncio.create_task(self._send_forever(), name="tenant-use")
 
     async def close(self) -> None:
-        """Send what is left to tell, within a second, and end."""
+        """Send what is pending, within one second, and stop."""
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         try:
             async with asyncio.timeout(1.0):
-                await self._tell_all()
+                await self._send_all()
         except TimeoutError:
             pass
 
@@ -84,19 +84,19 @@ class RedisTenantUse:
         except Unavailable:
             return None
         if limits.max_in_flight is not None:
-            self._word(tenant, limits).told_s = self._clock()
+            self._update(tenant, limits).sent_s = self._clock()
         return self._read(reply, limits, tokens)
 
     def settle(self, tenant: str, limits: TenantLimits, tokens: int) -> None:
-        word = self._word(tenant, limits)
-        word.tokens += tokens
-        word.is_news = True
-        self._has_news.set()
+        update = self._update(tenant, limits)
+        update.tokens += tokens
+        update.is_pending = True
+        self._has_updates.set()
 
-    def _word(self, tenant: str, limits: TenantLimits) -> _Word:
-        word = self._words.setdefault(tenant, _Word(limits))
-        word.limits = limits
-        return word
+    def _update(self, tenant: str, limits: TenantLimits) -> _Update:
+        update = self._updates.setdefault(tenant, _Update(limits))
+        update.limits = limits
+        return update
 
     def _place(self, tenant: str) -> tuple[int, str]:
         name = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -117,7 +117,7 @@ class RedisTenantUse:
         ]
 
     def _read(self, reply: object, limits: TenantLimits, tokens: int) -> Allowance | None:
-        """Check what the script says: Redis may hold anything."""
+        """Validate the script's reply: Redis may hold anything."""
         match reply:
             case [bytes() as cause, bytes() as requests_left, bytes() as tokens_left]:
                 pass
@@ -131,7 +131,7 @@ class RedisTenantUse:
         )
         retry_after_s = 0.0
         if refused_for is not None:
-            # the script knows the replicas, this rule knows how long to wait
+            # the script decides over all replicas; how long to wait is computed here
             num_in_flight = (limits.max_in_flight or 0) if refused_for == REFUSAL_CAUSES[0] else 0
             judged = judge(
                 limits, requests_left=left[0], tokens_left=left[1], num_in_flight=num_in_flight, tokens=tokens
@@ -146,33 +146,33 @@ class RedisTenantUse:
 
     # -- in the background
 
-    async def _tell_for_ever(self) -> None:
+    async def _send_forever(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(LEASE_S / 3):
-                    await self._has_news.wait()
+                    await self._has_updates.wait()
             except TimeoutError:
-                pass  # time to announce again what is under way
-            self._has_news.clear()
+                pass  # time to renew the leases
+            self._has_updates.clear()
             try:
-                await self._tell_all()
-            except Exception:  # supervisor: one bad round must not end all later ones
+                await self._send_all()
+            except Exception:  # one failed round must not end all later ones
                 logging.getLogger(__name__).exception("tenant_ledger_failed")
 
-    async def _tell_all(self) -> None:
-        """Tell what is new and what has not been told for long. With Redis away it is forgotten."""
+    async def _send_all(self) -> None:
+        """Send pending updates and renew leases. An update that cannot be sent is dropped."""
         due_s = self._clock() - LEASE_S / 3
-        for tenant, word in list(self._words.items()):
-            if word.is_news or word.told_s <= due_s:
-                await self._tell(tenant, word)
-            must_go_on = word.limits.max_in_flight is not None and self._num_in_flight_of(tenant) > 0
-            if not word.is_news and not must_go_on:
-                self._words.pop(tenant, None)
+        for tenant, update in list(self._updates.items()):
+            if update.is_pending or update.sent_s <= due_s:
+                await self._send(tenant, update)
+            holds_lease = update.limits.max_in_flight is not None and self._num_in_flight_of(tenant) > 0
+            if not update.is_pending and not holds_lease:
+                self._updates.pop(tenant, None)
 
-    async def _tell(self, tenant: str, word: _Word) -> None:
+    async def _send(self, tenant: str, update: _Update) -> None:
         shard, key = self._place(tenant)
-        arguments = self._arguments(word.limits, word.tokens, self._num_in_flight_of(tenant))
-        word.tokens, word.is_news, word.told_s = 0, False, self._clock()
+        arguments = self._arguments(update.limits, update.tokens, self._num_in_flight_of(tenant))
+        update.tokens, update.is_pending, update.sent_s = 0, False, self._clock()
 
         async def settle() -> object:
             return await self._link.run(self._settle_script, [key], arguments)
@@ -184,5 +184,5 @@ class RedisTenantUse:
 
 
 def _level(text: bytes, per_minute: int | None) -> float:
-    """Return a level that the script wrote; one without a limit has no end."""
+    """Parse a level from the script's reply; infinite where there is no limit."""
     return math.inf if per_minute is None else float(text)

@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.config.config import Config
 from gateway.downstream.cors import Cors, HeaderLines
+from gateway.downstream.refusal import Refusal
 from gateway.downstream.request import ClientRequest
 from gateway.downstream.tunnel import wants_websocket
 from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
@@ -28,6 +28,7 @@ from gateway.request.operator_tokens import Tokens
 from gateway.request.proxy import Proxy
 from gateway.request.refuse import refuse
 from gateway.request.request_debug import LEVEL_HEADER, is_asked_for
+from gateway.request.settings import RequestConfig
 from gateway.request.turn import Turn
 from gateway.tenants.tenant import Tenant
 from gateway.values import Api
@@ -47,7 +48,7 @@ class Front:
         proxy: Proxy,
         fleet: Fleet,
         metrics: GatewayMetrics,
-        config: Config,
+        config: RequestConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,7 +68,7 @@ class Front:
             "/metrics": self._render_metrics,
         }
 
-    def take_over(self, proxy: Proxy, config: Config) -> None:
+    def take_over(self, proxy: Proxy, config: RequestConfig) -> None:
         """Serve requests that begin from now on with this proxy, and with the paths of this configuration."""
         self._proxy = proxy
         self._routes = RouteTable(config.passthrough_paths)
@@ -120,11 +121,15 @@ class Front:
         cors_headers = self._cors_headers(request)
         refuse(request, api or dialect_of(request.raw_path), error, request_id, cors_headers)
 
-    def _count(self, api: Api, status: int, error: GatewayError | None) -> None:
+    def _count(self, api: Api, status: int, error: GatewayError | Refusal | None) -> None:
         """Of a request that never became a turn: nobody else counts it."""
         self._metrics.requests[api.value, status_label(status)] += 1.0
         if error is not None:
             self._metrics.errors[error.source, error.code] += 1.0
+
+    def count_refusal(self, refusal: Refusal) -> None:
+        """Count a request that the server refused itself: unparsable, or with too large a head."""
+        self._count(Api.OTHER, refusal.status, refusal)
 
     def _asks_for_websocket(self, request: ClientRequest) -> bool:
         """Raises Forbidden for a page of another origin: browsers ask nobody before they open a WebSocket."""

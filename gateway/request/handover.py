@@ -19,13 +19,13 @@ import msgspec
 
 from gateway.errors import GatewayError, UpstreamError
 from gateway.fleet.pools import UpstreamPools
-from gateway.fleet.registry import Fleet
+from gateway.fleet.registry import Fleet, StateChange
 from gateway.fleet.settings import FleetSettings
 from gateway.observability.logs import log_event
 from gateway.request.turn import Turn
 from gateway.routing.router import Router
 from gateway.sessions.store import SessionStore
-from gateway.values import Api, BackendId, Binding, RequestFacts, SessionKey
+from gateway.values import Api, BackendId, BackendState, Binding, RequestFacts, SessionKey
 
 REPLAY_TIMEOUT_S = 120.0
 _REPLAYABLE = frozenset((Api.CHAT, Api.COMPLETIONS, Api.MESSAGES))
@@ -109,6 +109,13 @@ class Handover:
         task = asyncio.ensure_future(self._hand_over(backend_id))
         self._tasks[backend_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(backend_id, None))
+
+    def observe_change(self, change: StateChange) -> None:
+        """Start with a backend's drain, and stop when the drain is taken back or the backend fails."""
+        if change.after is BackendState.DRAINING:
+            self.start(change.backend_id)
+        elif change.before is BackendState.DRAINING:
+            self.cancel(change.backend_id)
 
     def cancel(self, backend_id: BackendId) -> None:
         """The drain was taken back."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.config.config import Config
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.limits.admission import Admission
@@ -16,6 +15,7 @@ from gateway.request.in_flight import RequestsInFlight
 from gateway.request.intake import Intake
 from gateway.request.ledger import Ledger
 from gateway.request.recorder import Recorder
+from gateway.request.settings import RequestConfig
 from gateway.request.tracing import Tracing
 from gateway.routing.failover import RetryBudget
 from gateway.routing.router import Router
@@ -24,9 +24,9 @@ from gateway.sessions.store import SessionStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyParts:
-    """Built in `app`; shared by the proxy and its helpers."""
+    """Built by `process.parts`; shared by the proxy and its helpers."""
 
-    config: Config
+    config: RequestConfig
     intake: Intake
     sessions: SessionStore
     router: Router

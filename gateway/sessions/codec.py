@@ -1,8 +1,8 @@
-"""What a session's value in Redis looks like, and the check that it does.
+"""The format of a session's value in Redis, and its validation.
 
-Only the Lua scripts write values; this reads them. Whatever does not fit is absent: Redis may be shared,
-restored from a backup or written by another version. The name of a backend is checked for its form here
-and for its existence by whoever looks it up in the fleet; no address is ever read from Redis.
+Only the Lua scripts write values; this module reads them. A malformed value counts as absent: Redis may be
+shared, restored from a backup or written by another version. Only the form of a backend's name is checked
+here; whether it exists is checked when it is looked up in the fleet. No address is ever read from Redis.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BACKEND_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
 def decode_reply(reply: object, now_s: float) -> Record | None:
-    """A script's `{value, ttl_ms}` as a record expiring on the caller's clock; `None` if it is none."""
+    """Decode a script's `{value, ttl_ms}`, with the expiry on the caller's clock; `None` if malformed."""
     match reply:
         case [bytes() as value, int() as ttl_ms] if len(value) <= MAX_VALUE_BYTES and ttl_ms >= 0:
             fields = _VALUE.fullmatch(value)
@@ -35,7 +35,7 @@ def decode_reply(reply: object, now_s: float) -> Record | None:
 
 
 def is_storable(backend_id: BackendId, epoch: int, context_tokens: int) -> bool:
-    """Whether this home can be written so that it will be read again."""
+    """Whether `decode_reply` would accept this home after it is written."""
     return (
         _BACKEND_ID.fullmatch(backend_id) is not None
         and 0 <= epoch <= MAX_EPOCH

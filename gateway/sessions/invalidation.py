@@ -1,18 +1,17 @@
-"""Hearing of moves made by other replicas, and knowing whether one would hear of them.
+"""Learning of moves made by other replicas, and detecting when their messages do not arrive.
 
-Redis publishes a message from within the script that moves or ends a session. Publish/subscribe loses
-messages without telling: a broken connection, a full buffer, a subscription that stayed with a demoted
-master. So each replica sends itself a heartbeat by the way its commands take and expects it back by the way
-its messages take. While beats come back, everything read since the subscription began can be trusted for as
-long as it lives; when three stay away, the channel counts as broken, is opened anew, and what was read
-before is trusted no more.
+The script that moves or ends a session publishes a message. Publish/subscribe loses messages silently: a
+broken connection, a full buffer, a subscription left on a demoted master. So each replica sends itself a
+heartbeat over its command connection and expects it back over its subscription. While heartbeats come back,
+everything read since the subscription began can be trusted until it expires. When three are missing, the
+channel counts as broken and is reopened, and what was read before is no longer trusted.
 
-Why publish/subscribe and not RESP3 client tracking: tracking needs the tracking connection to know every key
-that this replica keeps (server memory for each), loses its state silently at a fail-over just the same, and
-redis-py does not offer it for asyncio, Sentinel and Cluster alike. Moves are rare, so messages are few.
+Why publish/subscribe and not RESP3 client tracking: tracking makes the server remember every key that this
+replica caches, loses its state just as silently at a fail-over, and is not available in redis-py for asyncio,
+Sentinel and Cluster alike. Moves are rare, so there are few messages.
 
-Stated bound: a move is followed by the other replicas within milliseconds while the channel works, and
-within max(`local_ttl_s`, three heartbeats) when it does not.
+Bound: the other replicas follow a move within milliseconds while the channel works, and within
+max(`local_ttl_s`, three heartbeats) when it does not.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ MAX_SILENT_BEATS = 3
 
 
 class _ChannelBroken(Exception):
-    """The subscription can no longer be relied on."""
+    """The subscription is no longer reliable."""
 
 
 class InvalidationChannel:
-    """One subscription and its heartbeat. `run` is a task of the store."""
+    """One subscription and its heartbeat. The store runs `run` as a task."""
 
     def __init__(
         self,
@@ -57,17 +56,19 @@ class InvalidationChannel:
         self._interval_s = interval_s
         self._on_move = on_move
         self._clock = clock
-        self.live_since_s: float | None = None  # since when every move is heard; None: not now
+        self.live_since_s: float | None = (
+            None  # since when every move has been received; None: the channel is broken
+        )
         self.num_moves_heard = 0
 
     async def run(self, on_change: Callable[[float | None], None]) -> None:
-        """Keep a subscription open, for ever. `on_change` is told when the channel becomes live or broken."""
+        """Keep a subscription open, forever. Calls `on_change` when the channel becomes live or broken."""
         while True:
             try:
                 await self._listen(on_change)
             except (RedisError, OSError, TimeoutError, _ChannelBroken) as error:
                 log_event("session_channel_broken", level=logging.DEBUG, reason=repr(error)[:200])
-            except Exception:  # supervisor: redis-py meeting nonsense raises anything, and this must go on
+            except Exception:  # task supervisor: on malformed replies redis-py may raise anything
                 logger.exception("session_channel_unexpected_error")
             finally:
                 self._set_live(None, on_change)
@@ -76,7 +77,7 @@ class InvalidationChannel:
     # --- private ---------------------------------------------------------------------------------
 
     async def _listen(self, on_change: Callable[[float | None], None]) -> None:
-        """One subscription, until it breaks. Always ends with an exception."""
+        """Run one subscription until it breaks. Always ends with an exception."""
         client = self._link.open_subscriber()
         subscription = client.pubsub()
         try:
@@ -90,7 +91,7 @@ class InvalidationChannel:
                 await client.aclose(close_connection_pool=True)
 
     async def _confirm(self, subscription: Any) -> None:
-        """Wait until Redis has confirmed both channels; what is published from then on comes."""
+        """Wait until Redis has confirmed both channels; later messages are delivered."""
         num_confirmed = 0
         while num_confirmed < 2:
             message = await subscription.get_message(timeout=self._link.patience_s)
@@ -117,7 +118,7 @@ class InvalidationChannel:
             if message is None:
                 continue
             if message["type"] != "message":
-                raise _ChannelBroken("subscribed anew: messages may be missing")
+                raise _ChannelBroken("subscribed again: messages may be missing")
             if message["channel"] == self._moves:
                 self._hear_move(message["data"])
             elif message["data"] == b"%d" % num_sent:
@@ -129,7 +130,7 @@ class InvalidationChannel:
             await self._link.ask_patiently(0, lambda: self._link.command("PUBLISH", self._beats, number))
 
     def _hear_move(self, data: bytes) -> None:
-        """`<version> <session key>`; anything else is ignored: the channel is data like the rest."""
+        """Parse `<version> <session key>`; anything else is ignored, as messages are not trusted."""
         version, _, key = data.partition(b" ")
         if version.isdigit() and len(version) < 20:
             self.num_moves_heard += 1

@@ -1,16 +1,15 @@
-"""The embedded session store: one process, no network, a hard bound on memory.
+"""The in-process session store: one process, no network, a hard bound on memory.
 
-Each backend has a *line*: its sessions as a linked list, longest unused first. Time to live is the same
-for all, so the order of last use is also the order of expiry, and one list serves four purposes: expiry
-(drop from the front), eviction at the cap (the front of the line whose front expires first), the index per
-backend, and paging. Costs: every operation O(1), except eviction at the cap, O(number of backends).
+Each backend has a *line*: its sessions as a linked list, least recently used first. All sessions have the
+same time to live, so the order of last use is also the order of expiry, and one list serves four purposes:
+expiry (drop from the front), eviction at the cap (the front that expires first), the index per backend, and
+paging. Every operation is O(1), except eviction at the cap, which is O(number of backends).
 
-Why not `OrderedDict` plus a set per backend: about 100 bytes more per session, more than the budget of 400
-allows. Records are unknown to the garbage collector (see `records.py`) and form cycles among themselves;
-`unlink` always breaks them.
+Why not `OrderedDict` plus a set per backend: about 100 bytes more per session, over the budget of 400. The
+garbage collector does not track records (see `records.py`); they form cycles, which `unlink` always breaks.
 
-The table is split into 64 dicts because growing one dict of a million entries stalls the loop for tens of
-milliseconds.
+The table is split into 64 dicts because growing a single dict of a million entries blocks the loop for tens
+of milliseconds.
 
 Invariant: a record is in its table if and only if it is in the line of its backend.
 """
@@ -26,21 +25,21 @@ from gateway.sessions.records import Record, as_binding
 from gateway.sessions.store import Listing, StoreStats
 from gateway.values import BackendId, Binding, SessionKey
 
-NUM_TABLES = 64  # a power of two: the table of a key is its hash masked
+NUM_TABLES = 64  # a power of two: the hash of a key is masked to find its table
 TABLE_MASK = NUM_TABLES - 1
-SWEEP_PER_WRITE = 4  # expired records dropped by each write: more than one, so that sweeping catches up
+SWEEP_PER_WRITE = 4  # expired records dropped per write: more than one, so that sweeping catches up
 
 
 class _Record(Record, gc=False, kw_only=True):
     """One session. `older` and `newer` are its neighbours in the line of its backend."""
 
     key: SessionKey
-    older: Any = None  # _Record | None; typed loosely, since msgspec resolves no recursive local names
+    older: Any = None  # _Record | None; Any because msgspec cannot resolve recursive local names
     newer: Any = None
 
 
 class _Line:
-    """The sessions of one backend, longest unused first."""
+    """The sessions of one backend, least recently used first."""
 
     __slots__ = ("newest", "oldest", "size")
 
@@ -50,7 +49,7 @@ class _Line:
         self.size = 0
 
     def append(self, record: _Record) -> None:
-        """Put a record that is in no line at the newest end."""
+        """Add a record that is in no line at the newest end."""
         record.older = self.newest
         record.newer = None
         if self.newest is None:
@@ -61,7 +60,7 @@ class _Line:
         self.size += 1
 
     def unlink(self, record: _Record) -> None:
-        """Take a record out of this line, and break its references to its neighbours."""
+        """Remove a record from this line and clear its references to its neighbours."""
         if record.older is None:
             self.oldest = record.newer
         else:
@@ -81,7 +80,7 @@ class _Line:
 
 
 class MemoryStore:
-    """`SessionStore` in this process's memory. Never degraded, never waits."""
+    """`SessionStore` in the memory of this process. Never degraded, never waits."""
 
     def __init__(
         self,
@@ -96,17 +95,23 @@ class MemoryStore:
         self._tables: tuple[dict[SessionKey, _Record], ...] = tuple({} for _ in range(NUM_TABLES))
         self._lines: dict[BackendId, _Line] = {}
         self._num_sessions = 0
-        self._last_version = 0  # one counter for all keys: a version is never used twice, even after an end
+        self._last_version = (
+            0  # one counter for all keys: no version is used twice, even after a session ends
+        )
         self._last_expiry_s = -math.inf
         self._num_hits = 0
         self._num_misses = 0
         self._num_evictions = 0
 
+    def __repr__(self) -> str:
+        size = f"{self._num_sessions} of {self._max_sessions} sessions"
+        return f"<MemoryStore {size} on {len(self._lines)} backends>"
+
     async def start(self) -> None:
-        """Nothing to open."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Drop everything; breaks the cycles that the garbage collector does not see."""
+        """Drop everything and break the cycles, which the garbage collector does not see."""
         for line in self._lines.values():
             while line.oldest is not None:
                 line.unlink(line.oldest)
@@ -142,7 +147,7 @@ class MemoryStore:
         if record is None:
             self._sweep(backend_id, now_s)
             if self._num_sessions >= self._max_sessions:
-                self._evict_longest_unused()
+                self._evict_least_recently_used()
             self._last_version += 1
             record = _Record(
                 backend_id, epoch, self._last_version, self._next_expiry(now_s), context_tokens, 0, key=key
@@ -198,8 +203,8 @@ class MemoryStore:
     async def list_by_backend(
         self, backend_id: BackendId, *, cursor: str | None = None, limit: int = 100
     ) -> Listing:
-        """Walks from the longest unused. The cursor is the last listed session and its expiry, so that a page
-        starts in O(1); only if that session was used since is its place searched from the front."""
+        """Lists the least recently used first. The cursor is the last listed session and its expiry, so a
+        page starts in O(1), unless that session was used since: then its place is searched from the front."""
         line = self._lines.get(backend_id)
         if line is None:
             return [], None
@@ -233,7 +238,7 @@ class MemoryStore:
     # --- private ---------------------------------------------------------------------------------
 
     def _live_record(self, key: SessionKey, now_s: float) -> _Record | None:
-        """The record of a session that has not expired; an expired one is dropped on the way."""
+        """Return the record of a live session; an expired one is dropped."""
         record = self._tables[hash(key) & TABLE_MASK].get(key)
         if record is not None and record.expires_at_s <= now_s:
             self._drop(record)
@@ -241,8 +246,8 @@ class MemoryStore:
         return record
 
     def _next_expiry(self, now_s: float) -> float:
-        """When an entry used now expires. Strictly growing, by the smallest step there is, so that an expiry
-        also names a place in its line, however coarse the clock."""
+        """Return the expiry of an entry used now. Strictly increasing, by the smallest possible step, so that
+        an expiry also identifies a place in its line, however coarse the clock is."""
         self._last_expiry_s = max(now_s + self._ttl_s, math.nextafter(self._last_expiry_s, math.inf))
         return self._last_expiry_s
 
@@ -253,7 +258,7 @@ class MemoryStore:
         return line
 
     def _leave_line(self, record: _Record) -> None:
-        """Unlink, and forget the line when it is empty: backends come and go for ever."""
+        """Unlink, and delete an empty line: backends come and go."""
         backend_id = record.backend_id
         line = self._lines[backend_id]
         line.unlink(record)
@@ -266,8 +271,8 @@ class MemoryStore:
         self._num_sessions -= 1
 
     def _sweep(self, backend_id: BackendId, now_s: float, limit: int = SWEEP_PER_WRITE) -> None:
-        """Drop expired records from the front of one line. Lines nobody writes to keep theirs until they are
-        counted or the cap needs the room; `get` never shows them."""
+        """Drop expired records from the front of one line. Lines without writes keep theirs until they are
+        counted or evicted; `get` never returns them."""
         line = self._lines.get(backend_id)
         if line is None:
             return
@@ -277,14 +282,14 @@ class MemoryStore:
                 return
             self._drop(oldest)
 
-    def _evict_longest_unused(self) -> None:
+    def _evict_least_recently_used(self) -> None:
         fronts = [line.oldest for line in self._lines.values() if line.oldest is not None]
         self._drop(min(fronts, key=lambda record: record.expires_at_s))
         self._num_evictions += 1
 
     def _resume(self, line: _Line, cursor: str | None) -> _Record | None:
-        """The record after the place that the cursor names: at once if the session there was not used since,
-        else searched from the front, O(sessions listed so far)."""
+        """Return the record after the cursor: O(1) if the session there was not used since, else found by a
+        search from the front, O(sessions listed so far)."""
         if cursor is None:
             return line.oldest
         text, _, key = cursor.partition(" ")

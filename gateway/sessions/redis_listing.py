@@ -1,10 +1,10 @@
-"""Walking and counting the sessions of a backend in Redis, for the admin and for drains; never per request.
+"""Listing and counting the sessions of a backend in Redis, for the admin API and drains; never per request.
 
-The index of a backend is a sorted set per shard, by time of expiry. Sessions that are renewed move towards
-the end, so a walk in that order meets each session that stays at least once. The index may name sessions
-that have just expired or moved; what the session's own key says decides.
+The index of a backend is a sorted set per shard, scored by expiry. Renewed sessions move towards the end, so
+listing in that order returns each session that stays bound at least once. The index may contain sessions that
+have just expired or moved; the session's own key is authoritative.
 
-A cursor is `<shard> <expiry in ms> <session key>`: the place of the last session seen.
+A cursor is `<shard> <expiry in ms> <session key>`: the place of the last session listed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.values import BackendId, Binding, SessionKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Just after this member of this shard's index. Members of equal score are ordered by their bytes."""
+    """A place just after a member of a shard's index. Members of equal score are ordered by their bytes."""
 
     shard: int
     score: int = 0
@@ -31,7 +31,7 @@ class _Place:
 
     @classmethod
     def parse(cls, cursor: str | None, num_shards: int) -> _Place:
-        """A cursor that was never given out means the beginning."""
+        """Parse a cursor; a malformed one means the beginning."""
         shard, _, rest = (cursor or "").partition(" ")
         score, _, member = rest.partition(" ")
         if not (shard.isdecimal() and score.isdecimal() and len(score) < 17 and int(shard) < num_shards):
@@ -43,7 +43,7 @@ class _Place:
 
 
 class RedisListing:
-    """Reads the indexes through the store's link. Raises Unavailable."""
+    """Reads the indexes over the store's link. Raises Unavailable."""
 
     def __init__(self, link: RedisLink, wall_clock: Callable[[], float]) -> None:
         self._link = link
@@ -67,7 +67,7 @@ class RedisListing:
         return page, None
 
     async def counts(self) -> dict[BackendId, int]:
-        """Living sessions of each backend, over all shards."""
+        """Count the live sessions of each backend, over all shards."""
         counts: Counter[BackendId] = Counter()
         layout = self._link.layout
         for shard in range(layout.num_shards):
@@ -86,8 +86,8 @@ class RedisListing:
     async def _page_of_shard(
         self, backend_id: BackendId, place: _Place, limit: int
     ) -> tuple[list[tuple[SessionKey, Binding]], _Place | None]:
-        """Sessions after the place, and the place after them; `None` at the end of the shard. May find none
-        and still not be at the end: among many of equal score, those before the place are asked for again."""
+        """Return the sessions after a place, and the place after them; `None` at the end of the shard. Rows
+        of equal score before the place are read again and skipped."""
         layout = self._link.layout
         keys = [layout.index(place.shard, backend_id), layout.session(place.shard, SessionKey(""))]
         found: list[tuple[SessionKey, Binding]] = []

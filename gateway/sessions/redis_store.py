@@ -1,16 +1,16 @@
 """The session store shared by all replicas, in Redis, with a local cache in front.
 
-What a request pays:
+What a request costs:
 
-* a turn of a session that this replica knows: no round trip; its renewal is sent later, with many others;
-* the first turn here, or after the cached copy lost its trust: one round trip (`read`);
-* a new session or a move: one more, and that one decides between replicas (`claim`, `rebind`);
-* nothing beyond its budget in all; nothing at all while the breaker is open.
+* a turn of a session that is cached here: no round trip; its renewal is sent later, in a batch;
+* the first turn here, or one whose cached copy is no longer trusted: one round trip (`read`);
+* a new session or a move: one more, which decides between replicas (`claim`, `rebind`);
+* never more than its budget in total, and nothing while the breaker is open.
 
-Redis away: cached bindings go on being used as long as they live, claims and moves answer `None` and the
-caller places by the ring, on which all replicas agree. It comes back by itself.
+While Redis is unavailable, cached bindings are used until they expire; claims and moves return `None`, and
+the caller places by the ring, on which all replicas agree. Recovery is automatic.
 
-Who may do what lies in the Lua scripts, not here: each is one atomic step on one shard.
+The rules are in the Lua scripts, not here: each script is one atomic step on one shard.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from gateway.observability.logs import log_event
+from gateway.redis_link.breaker import BreakerState
 from gateway.redis_link.link import RedisLink, Unavailable
 from gateway.redis_link.lua import load_script
+from gateway.redis_link.settings import RedisSettings
 from gateway.sessions.codec import MAX_TOKENS, MAX_TURNS, decode_reply, is_storable
 from gateway.sessions.invalidation import InvalidationChannel
 from gateway.sessions.local_cache import LocalCache
 from gateway.sessions.records import Record, as_binding
 from gateway.sessions.redis_listing import RedisListing
 from gateway.sessions.renewals import PendingRenewals, Renewal
-from gateway.sessions.settings import RedisSettings
-from gateway.sessions.store import BreakerState, Listing, StoreStats, Unknown
+from gateway.sessions.store import Listing, StoreStats, Unknown
 from gateway.values import BackendId, Binding, SessionKey
 
 logger = logging.getLogger(__name__)
 
-RENEWALS_PER_CALL = 100  # about 1 ms of the server's time
+RENEWALS_PER_CALL = 100  # about 1 ms of server time
 
 
 class RedisStore:
@@ -83,12 +84,18 @@ class RedisStore:
         self._num_misses = 0
         self._is_refused = False
 
+    def __repr__(self) -> str:
+        return (
+            f"<RedisStore breaker {self.link.breaker_state.value}, {len(self._local)} sessions cached, "
+            f"{sum(map(len, self._pending))} renewals pending>"
+        )
+
     async def start(self) -> None:
         await self.link.warm_up()
         self._tasks = [
             asyncio.create_task(self._channel.run(self._set_trust), name="session-channel"),
-            asyncio.create_task(self._flush_for_ever(), name="session-renewals"),
-            asyncio.create_task(self._probe_for_ever(), name="session-probe"),
+            asyncio.create_task(self._flush_forever(), name="session-renewals"),
+            asyncio.create_task(self._probe_forever(), name="session-probe"),
         ]
 
     async def close(self) -> None:
@@ -96,7 +103,7 @@ class RedisStore:
             async with asyncio.timeout(1.0):
                 await self.flush()
         running = set(self._tasks)
-        while running:  # redis-py swallows a cancellation that comes while it connects: ask until it is heard
+        while running:  # redis-py swallows a cancellation while it connects: cancel until the task ends
             for task in running:
                 task.cancel()
             _, running = await asyncio.wait(running, timeout=0.1)
@@ -126,9 +133,9 @@ class RedisStore:
         async def read() -> Record | None:
             reply = await self.link.run(self._read, [self._layout.session(shard, key)], [])
             if reply == 0 and entry is not None and self._local.find(key, now_s) is entry:
-                # Redis has lost a session whose home we know (restarted empty, or failed over too early), and
-                # nobody ended it as far as we heard: it goes home, unless someone claims it first.
-                reply = await self.link.run(self._claim, self._keys(shard, key), self._home_again(key, entry))
+                # Redis has lost a session whose home we have cached (restarted empty, or failed over too
+                # early), and we received no message that it ended: claim its old home again.
+                reply = await self.link.run(self._claim, self._keys(shard, key), self._same_home(key, entry))
             return self._remember(key, reply, now_s)
 
         try:
@@ -158,7 +165,7 @@ class RedisStore:
         return await self._write(shard, claim, deadline_s)
 
     def renew(self, key: SessionKey, binding: Binding, *, context_tokens: int, num_turns: int) -> None:
-        # One number that the script cannot read would make Redis refuse its whole batch again and again.
+        # One number that the script cannot parse would make Redis refuse the whole batch again and again.
         context_tokens = min(max(context_tokens, 0), MAX_TOKENS)
         num_turns = min(max(num_turns, 0), MAX_TURNS)
         self._local.renew(
@@ -250,7 +257,7 @@ class RedisStore:
         )
 
     async def flush(self) -> None:
-        """Send the renewals that wait now; those that cannot be sent go on waiting."""
+        """Send the pending renewals; those that cannot be sent stay pending."""
         for shard, pending in enumerate(self._pending):
             for _ in range(0, len(pending), RENEWALS_PER_CALL):
                 if self.link.is_open(shard):
@@ -269,19 +276,19 @@ class RedisStore:
         layout = self._layout
         return [layout.session(shard, key), layout.index_prefix(shard), layout.names(shard)]
 
-    def _home_again(self, key: SessionKey, entry: Record) -> list[Any]:
-        """Arguments of a claim for the home that this entry names, under a version that is newer."""
+    def _same_home(self, key: SessionKey, entry: Record) -> list[Any]:
+        """Return the arguments of a claim for the entry's home with a newer version."""
         return [entry.backend_id, entry.epoch, entry.context_tokens, self._ttl_ms, key, entry.version + 1]
 
     def _hear_move(self, key: SessionKey, version: int) -> None:
         self._local.drop_below(key, version, self._clock())
 
     def _shown(self, record: Record | None) -> Binding | None:
-        """What the caller sees: expiry as wall time, the clock that replicas share."""
+        """Return the caller's view: expiry in wall time, the clock that replicas share."""
         return None if record is None else as_binding(record, record.expires_at_s + self._wall_offset_s)
 
     def _remember(self, key: SessionKey, reply: object, sent_at_s: float) -> Record | None:
-        """Take in what a script says of a session: its home, or that it has none."""
+        """Cache a script's reply about a session: its home, or that it has none."""
         record = decode_reply(reply, sent_at_s)
         if record is not None:
             return self._local.put(key, record, sent_at_s)
@@ -306,12 +313,14 @@ class RedisStore:
         return self._shown(record)
 
     async def _send(self, shard: int, batch: list[tuple[SessionKey, Renewal]]) -> bool:
-        """One call for many renewals. False if they should be sent again."""
+        """Send many renewals in one call. Returns False if they should be sent again."""
         layout = self._layout
         keys = [layout.index_prefix(shard), layout.names(shard), layout.session(shard, SessionKey(""))]
-        # One argument for each renewal, and an answer for odd ones only: redis-py takes its time for each.
+        # One argument per renewal, and a reply only for refused ones: redis-py is slow for each item.
         arguments: list[Any] = [self._ttl_ms]
-        arguments += [f"{it.version} {it.context_tokens} {it.num_turns} {key}" for key, it in batch]
+        arguments += [
+            f"{renewal.version} {renewal.context_tokens} {renewal.num_turns} {key}" for key, renewal in batch
+        ]
         sent_at_s = self._clock()
 
         async def send() -> object:
@@ -335,16 +344,16 @@ class RedisStore:
         self._local.trusted_since_s = float("inf") if live_since_s is None else live_since_s
         log_event("session_channel_changed", is_live=live_since_s is not None)
 
-    async def _flush_for_ever(self) -> None:
+    async def _flush_forever(self) -> None:
         while True:
             await asyncio.sleep(self._settings.flush_interval_ms / 1000)
             try:
                 await self.flush()
-            except Exception:  # supervisor: one failed flush must not end all later ones
+            except Exception:  # one failed flush must not end all later ones
                 logger.exception("session_flush_failed")
 
-    async def _probe_for_ever(self) -> None:
+    async def _probe_forever(self) -> None:
         while True:
             await asyncio.sleep(self._settings.heartbeat_interval_ms / 1000)
-            self._wall_offset_s = self._wall_clock() - self._clock()  # wall time may be set while we run
+            self._wall_offset_s = self._wall_clock() - self._clock()  # the wall clock may be set while we run
             await self.link.probe()

@@ -1,7 +1,7 @@
-"""Renewals that wait to be sent: one per session, however many turns it had meanwhile, and bounded.
+"""Renewals waiting to be sent: bounded, and one per session, however many turns it has had since.
 
-Knows no I/O. When the bound is reached the oldest is dropped and counted: what is lost is an extension of a
-session's life, never its home.
+No I/O. At the bound the oldest is dropped and counted: the session may expire earlier, but its home is not
+lost before that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.values import SessionKey
 
 
 class Renewal(msgspec.Struct, frozen=True, gc=False):
-    """What a turn tells the store: this home was used, and the session is so large now."""
+    """One turn, as the store learns of it: this home was used, and the session now has this size."""
 
     version: int
     context_tokens: int
@@ -22,7 +22,7 @@ class Renewal(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingRenewals:
-    """Oldest first."""
+    """A bounded queue, oldest first."""
 
     def __init__(self, max_renewals: int) -> None:
         self._max_renewals = max_renewals
@@ -33,7 +33,7 @@ class PendingRenewals:
         return len(self._renewals)
 
     def add(self, key: SessionKey, renewal: Renewal) -> None:
-        """Put a renewal in, over an earlier one of the same or an older home."""
+        """Add a renewal; it replaces one of the same or an older home."""
         held = self._renewals.get(key)
         if held is not None and held.version > renewal.version:
             return
@@ -41,12 +41,12 @@ class PendingRenewals:
         self._drop_excess()
 
     def take(self, limit: int) -> list[tuple[SessionKey, Renewal]]:
-        """The oldest that wait, so many at most; they wait no more."""
+        """Remove and return the oldest, at most `limit`."""
         number = min(limit, len(self._renewals))
         return [self._renewals.popitem(last=False) for _ in range(number)]
 
     def put_back(self, unsent: list[tuple[SessionKey, Renewal]]) -> None:
-        """Return what could not be sent, unless something newer came meanwhile; to the old end."""
+        """Put back what could not be sent, at the old end, unless there is a newer renewal by now."""
         for key, renewal in reversed(unsent):
             if key not in self._renewals:
                 self._renewals[key] = renewal

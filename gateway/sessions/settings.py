@@ -1,173 +1,30 @@
-"""Options of the session store. Secrets are named here, and read from the environment, never written here.
+"""Options of the session store.
 
-Invariant: settings that contradict each other cannot be built; the error names the option.
+Invariant: contradictory settings cannot be built; the error names the option.
 """
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Mapping
 from typing import Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.redis_link.secret import Secret
-
-
-def _require_positive(**options: float) -> None:
-    for name, value in options.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be greater than 0, got {value}")
-
-
-class RedisTlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """TLS towards Redis, Sentinel or the Cluster nodes."""
-
-    enabled: bool = False
-    """Encrypt. A `rediss://` url turns it on too."""
-
-    ca_file: str | None = None
-    """PEM file of the authorities to trust; the system's when absent."""
-
-    cert_file: str | None = None
-    """PEM file of our own certificate, where the server asks for one."""
-
-    key_file: str | None = None
-    """PEM file of the key of `cert_file`."""
-
-    check_hostname: bool = True
-    """Require that the server's certificate names the host we dialled."""
-
-    def __post_init__(self) -> None:
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file belong together: give both or neither")
-
-
-class RedisSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where Redis is, how long a request may wait for it, and what is kept here of what it knows.
-
-    One of three ways to find it: `url` (one server), `sentinels` with `sentinel_service`, or
-    `cluster_nodes`. With none of them the url comes from the environment variable `url_env`, and without
-    that it is `redis://127.0.0.1:6379/0`.
-    """
-
-    url: str | None = None
-    """`redis://host:port/db`, `rediss://…` with TLS, or `unix:///path`. Without a password in it."""
-
-    url_env: str = "REDIS_URL"
-    """Environment variable with the url, used when no server is configured here; it may hold a password."""
-
-    sentinels: tuple[str, ...] = ()
-    """`host:port` of each Sentinel."""
-
-    sentinel_service: str = "mymaster"
-    """Name under which the Sentinels watch the server."""
-
-    cluster_nodes: tuple[str, ...] = ()
-    """`host:port` of some Cluster nodes; the others are discovered."""
-
-    database: int = 0
-    """Number of the database behind Sentinels; a url names its own, and a Cluster has only 0."""
-
-    username: str | None = None
-    """ACL user; without it, the default user."""
-
-    password_env: str = "HOMING_REDIS_PASSWORD"  # noqa: S105 - a name, not a password
-    """Environment variable that holds the password; empty or unset means none."""
-
-    sentinel_password_env: str = "HOMING_REDIS_SENTINEL_PASSWORD"  # noqa: S105 - a name
-    """Environment variable that holds the password of the Sentinels themselves."""
-
-    tls: RedisTlsSettings = RedisTlsSettings()
-
-    key_prefix: str = "homing"
-    """First part of every key and channel, so that several gateways can share one Redis."""
-
-    budget_ms: float = 50.0
-    """All that one request may wait for Redis, over all its calls."""
-
-    socket_timeout_ms: float = 1000.0
-    """After which a command or a connection attempt itself is given up. Requests do not wait for it, the
-    budget is their limit; but a connection may take longer to open than the budget (TLS, far away)."""
-
-    pool_size: int = 16
-    """Most commands under way at once; more wait their turn, within the budget."""
-
-    local_max_sessions: int = 200_000
-    """Most bindings kept in this process so that a bound session's turn asks nobody."""
-
-    local_ttl_s: float = 30.0
-    """How long a kept binding is trusted while moves made elsewhere cannot be heard (see DESIGN.md)."""
-
-    heartbeat_interval_ms: float = 1000.0
-    """How often the invalidation channel is tested end to end; after three silent intervals it counts as
-    broken. Also how often a Redis that was given up is tried again."""
-
-    flush_interval_ms: float = 200.0
-    """How often renewals are sent, all together."""
-
-    max_pending_renewals: int = 100_000
-    """Most renewals kept while Redis is away; beyond that the oldest are dropped and counted."""
-
-    breaker_failures: int = 3
-    """After so many failures in a row Redis is no longer asked, until a probe succeeds."""
-
-    def __post_init__(self) -> None:
-        _require_positive(
-            budget_ms=self.budget_ms,
-            socket_timeout_ms=self.socket_timeout_ms,
-            pool_size=self.pool_size,
-            local_max_sessions=self.local_max_sessions,
-            local_ttl_s=self.local_ttl_s,
-            heartbeat_interval_ms=self.heartbeat_interval_ms,
-            flush_interval_ms=self.flush_interval_ms,
-            max_pending_renewals=self.max_pending_renewals,
-            breaker_failures=self.breaker_failures,
-        )
-        if (self.url is not None) + bool(self.sentinels) + bool(self.cluster_nodes) > 1:
-            raise ValueError("give one of url, sentinels and cluster_nodes, not several")
-        if self.url is not None and urlsplit(self.url).password:
-            raise ValueError(f"url must not hold a password: put it into the variable {self.password_env}")
-        if not self.key_prefix or set("{} \n\r\t*?[]\\") & set(self.key_prefix):
-            raise ValueError("key_prefix must not be empty, nor hold blanks, braces or pattern characters")
-        for address in (*self.sentinels, *self.cluster_nodes):
-            parse_address(address)
-
-    def resolved_url(self, environ: Mapping[str, str] = os.environ) -> Secret:
-        """The url to dial when neither Sentinels nor Cluster nodes are configured."""
-        return Secret(self.url or environ.get(self.url_env) or "redis://127.0.0.1:6379/0")
-
-    def password(self, environ: Mapping[str, str] = os.environ) -> Secret:
-        return Secret(environ.get(self.password_env, ""))
-
-    def sentinel_password(self, environ: Mapping[str, str] = os.environ) -> Secret:
-        return Secret(environ.get(self.sentinel_password_env, ""))
+from gateway.redis_link.settings import RedisSettings, require_positive
 
 
 class SessionsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How bindings of sessions to backends are kept."""
+    """How bindings of sessions to backends are stored."""
 
     store: Literal["memory", "redis"] = "memory"
-    """`memory`: in this process. `redis`: shared; needed for more than one worker or replica."""
+    """`memory`: in this process. `redis`: shared; required for more than one worker or replica."""
 
     ttl_s: float = 3600.0
-    """A session is forgotten when it was not used for so long."""
+    """A session that is unused for this long is forgotten."""
 
     max_sessions: int = 1_000_000
-    """Memory store only: beyond so many, the longest unused is forgotten. About 350 bytes each."""
+    """Memory store only: beyond this many, the least recently used is forgotten. About 350 bytes each."""
 
     redis: RedisSettings = RedisSettings()
 
     def __post_init__(self) -> None:
-        _require_positive(ttl_s=self.ttl_s, max_sessions=self.max_sessions)
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port` as a pair. Raises ValueError."""
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is not host:port")
-    return host, int(port)
+        require_positive(ttl_s=self.ttl_s, max_sessions=self.max_sessions)

@@ -1,16 +1,16 @@
 """The contract of the session store: which backend is the home of which conversation.
 
-Two implementations keep it: `memory` (one process, the default) and `redis_store` (shared by all
-replicas). One test suite runs against both. The invariants every implementation owes:
+There are two implementations: `memory` (one process, the default) and `redis_store` (shared by all
+replicas). One test suite runs against both. Every implementation keeps these invariants:
 
 * a session has at most one home at a time, and the first claim wins;
-* `version` orders the homes of a session and is never used twice for one key, so whoever acts on an
-  older home (a late renewal, a slow fail-over) is refused and can never bring that home back;
-* an entry lives `ttl_s` from its last claim, renewal or move, and is absent from that moment on;
-* trouble with the store is never an exception: `None` means "go on without a binding".
+* `version` orders the homes of a session and is never used twice for one key, so an action on an older
+  home (a late renewal, a slow fail-over) is refused and cannot restore that home;
+* an entry expires `ttl_s` after its last claim, renewal or move;
+* a failure of the store is never an exception: `None` means "continue without a binding".
 
-The store does not know which backends exist: what it returns is a name to be looked up in the fleet,
-never an address to be dialled.
+The store does not know which backends exist: it returns a name to be looked up in the fleet, never an
+address to connect to.
 """
 
 from __future__ import annotations
@@ -20,27 +20,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gateway.redis_link.breaker import BreakerState
 from gateway.values import BackendId, Binding, SessionKey
 
 Listing = tuple[list[tuple[SessionKey, Binding]], str | None]
-"""One page of sessions and the cursor of the next page; `None` when this was the last."""
-
-
-class BreakerState(enum.Enum):
-    """Whether the shared store is asked at all; see `breaker.py`."""
-
-    CLOSED = "closed"  # asked as needed
-    OPEN = "open"  # not asked: it failed repeatedly
-    HALF_OPEN = "half_open"  # one probe is on its way
+"""One page of sessions and the cursor of the next page, `None` after the last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
-    """Counters since the start and gauges of this moment, for metrics and the admin page."""
+    """Counters since the start and current gauges, for metrics and the admin API."""
 
     kind: str  # memory | redis
     num_sessions: int  # in memory: live entries; with Redis: entries of this replica's local cache
-    is_degraded: bool = False  # sessions are served, but not all that is promised holds just now
+    is_degraded: bool = False  # sessions are served, but not all guarantees hold at the moment
     breaker: BreakerState = BreakerState.CLOSED
     num_local_hits: int = 0
     num_local_misses: int = 0
@@ -48,8 +41,8 @@ class StoreStats:
     num_pending_renewals: int = 0
     num_dropped_renewals: int = 0
     num_invalidations: int = 0
-    is_invalidation_live: bool = True  # moves made by other replicas are seen at once
-    num_calls: int = 0  # round trips that a request waited for
+    is_invalidation_live: bool = True  # moves made by other replicas are received at once
+    num_calls: int = 0  # round trips that requests waited for
     call_seconds_total: float = 0.0
     errors: Mapping[str, int] = field(default_factory=dict)  # by kind: timeout, connection, refused, …
 
@@ -61,22 +54,22 @@ class Unknown(enum.Enum):
 
 
 class SessionStore(Protocol):
-    """What the proxy asks. Every method is safe to cancel at any await and never raises for store trouble.
+    """Every method is safe to cancel at any await and never raises when the store fails.
 
     `deadline_s` bounds the wait of one request over all its calls: take it once from `deadline()` and pass
-    it to each; without it, each call has a whole budget of its own.
+    it to each call; without it, each call has its own full budget.
     """
 
     async def start(self) -> None:
-        """Open connections and background tasks. Succeeds even when the shared store is away."""
+        """Open connections and start background tasks. Succeeds even when Redis is unavailable."""
         ...
 
     async def close(self) -> None:
-        """Flush what is pending, within a second, and end the background tasks. Idempotent."""
+        """Flush what is pending, within one second, and stop the background tasks. Idempotent."""
         ...
 
     def deadline(self) -> float:
-        """The time, on the store's own clock, until which a request that starts now may wait for it."""
+        """Return until when a request that starts now may wait, on the store's own clock."""
         ...
 
     def peek(self, key: SessionKey) -> Binding | Unknown | None:
@@ -84,7 +77,7 @@ class SessionStore(Protocol):
         ...
 
     async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
-        """The home of this session. A hit in this process does not suspend. Does not extend the entry."""
+        """Return the home of this session. A local hit does not suspend. Does not extend the entry."""
         ...
 
     async def claim(
@@ -95,9 +88,9 @@ class SessionStore(Protocol):
         context_tokens: int = 0,
         deadline_s: float | None = None,
     ) -> Binding | None:
-        """Bind a session that has no home. Returns the winner's binding, perhaps to another backend.
+        """Bind a session that has no home. Returns the binding that won, perhaps to another backend.
 
-        `None`: the store is away or refused; the caller goes on unpinned.
+        `None`: the store is unavailable or refused; the caller continues without a binding.
         """
         ...
 
@@ -114,28 +107,28 @@ class SessionStore(Protocol):
         context_tokens: int = 0,
         deadline_s: float | None = None,
     ) -> Binding | None:
-        """Move the session if its version is the expected one; returns what the table holds now.
+        """Move the session if its version is the expected one. Returns its current binding.
 
-        `None`: there is no such session any more, or the store is away.
+        `None`: the session no longer exists, or the store is unavailable.
         """
         ...
 
     async def end(self, key: SessionKey) -> bool:
-        """Forget the session; true if there was one."""
+        """Forget the session. Returns whether there was one."""
         ...
 
     async def list_by_backend(
         self, backend_id: BackendId, *, cursor: str | None = None, limit: int = 100
     ) -> Listing:
-        """A page of this backend's sessions. Like SCAN: a session that stays bound during the whole walk is
-        listed at least once; one that is used meanwhile may be listed twice. A cursor that means nothing
-        starts over. A page may hold fewer than `limit` before the end."""
+        """Return a page of this backend's sessions. As with SCAN, a session that stays bound during the whole
+        listing appears at least once; one that is used meanwhile may appear twice. A malformed cursor starts
+        over. A page before the last may have fewer than `limit` sessions."""
         ...
 
     async def count_by_backend(self) -> dict[BackendId, int]:
-        """How many sessions each backend is home to; backends without any are left out."""
+        """Count the sessions of each backend; backends without any are left out."""
         ...
 
     def stats(self) -> StoreStats:
-        """Counters and gauges; costs no I/O."""
+        """Return counters and gauges. No I/O."""
         ...

@@ -1,8 +1,8 @@
-"""Bearer tokens (JWT) of an identity provider: whose they are, and until when.
+"""Bearer tokens (JWT) of an identity provider: which tenant they are for, and until when.
 
-Accepted is only what the configuration names: issuer, audience, signature algorithms (public-key ones, fixed
-here and not by the token), and an end. The token's claim names the tenant; whether that tenant may use this
-gateway is not decided here.
+A token must match the configured issuer, audience and signature algorithms (public-key ones, never chosen by
+the token), and must expire. Its claim names the tenant; whether that tenant may use this gateway is decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.tenants.settings import JwtSettings
 
 
 class BearerTokens:
-    """`gatekeeper.Proof` by tokens. `start` begins to fetch the provider's keys."""
+    """`gatekeeper.Proof` by tokens. `start` starts fetching the provider's keys."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class BearerTokens:
         self.start, self.close = self._keys.start, self._keys.close
 
     def may_know(self, credential: str) -> bool:
-        """Three parts, of which the first is a JSON object in base64."""
+        """Whether it has three parts and the first is a JSON object in base64."""
         return credential.startswith("eyJ") and credential.count(".") == 2
 
     async def prove(self, credential: str, digest: bytes) -> tuple[str, float] | None:
@@ -42,17 +42,19 @@ class BearerTokens:
         except jwt.InvalidTokenError:
             return None
         if header.get("alg") not in self._settings.algorithms:
-            raise Unauthorized("The token is signed in a way that is not accepted here.")
+            raise Unauthorized("The token uses a signature algorithm that is not accepted.")
         key_id = header.get("kid")
         key = await self._keys.find(key_id if isinstance(key_id, str) else None)
         if key is None:
             if not self._keys.has_any:
-                raise CannotAuthenticate("The identity provider cannot be reached now.", retry_after_s=5)
-            raise Unauthorized("The token is signed with a key that its issuer does not publish.")
+                raise CannotAuthenticate(
+                    "The identity provider is not reachable at the moment.", retry_after_s=5
+                )
+            raise Unauthorized("The token is signed with a key that its issuer has not published.")
         claims = self._verify(credential, key)
         name = _member(claims, self._settings.tenant_claim)
         if not isinstance(name, str) or not name:
-            raise Unauthorized("The token names no tenant.")
+            raise Unauthorized("The token has no tenant claim.")
         left_s = float(claims["exp"]) + self._settings.leeway_s - self._wall_clock()
         return name, min(self._settings.max_cached_s, left_s)
 
@@ -71,11 +73,11 @@ class BearerTokens:
         except jwt.ExpiredSignatureError:
             raise Unauthorized("The token has expired.") from None
         except (jwt.PyJWTError, ValueError, TypeError):
-            raise Unauthorized("The token is not valid here.") from None
+            raise Unauthorized("The token is not valid.") from None
 
 
 def _member(claims: dict[str, Any], path: str) -> object:
-    """Return a claim; a name that holds dots is looked for as it is first."""
+    """Return a claim. A name with dots is first looked up literally, then as a path."""
     if path in claims:
         return claims[path]
     value: object = claims

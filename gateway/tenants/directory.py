@@ -1,8 +1,8 @@
 """All tenants of one configuration, found by the digest of an API key, by name or by certificate.
 
-Keys are kept as SHA-256 digests only: a look-up compares nothing that a clock could tell about a key, and a
-dump of this process or of Redis holds none. (A slow password hash would protect guessable secrets; keys are
-required to be long, and it would cost a request.) Built once per configuration, replaced as a whole.
+Keys are kept only as SHA-256 digests: a lookup leaks nothing about a key through timing, and a dump of this
+process or of Redis contains no keys. (A slow password hash would protect guessable secrets, at a cost per
+request; keys are required to be long instead.) Built once per configuration and replaced as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HASH_PREFIX = "sha256:"
 
 
 class Directory:
-    """Raises ValueError that names the tenant and the option, never a key."""
+    """Raises ValueError, which names the tenant and the option but never a key."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Directory:
         secret: bytes,
         environ: Mapping[str, str],
     ) -> None:
-        """`secret` makes the cache salts."""
+        """`secret` is the key of the HMAC that makes cache salts."""
         self._per_tenant, self._salts, self._secret = per_tenant, authentication.cache_salt, secret
         jwt = authentication.jwt
         self._accepts_unlisted = jwt is not None and jwt.accepts_unlisted_tenants
@@ -42,13 +42,13 @@ class Directory:
         self.is_required = must_authenticate(tenants, authentication)
         for settings in tenants:
             self._add(settings, environ)
-        # whoever comes, where nobody must say who he is
+        # every client, where authentication is not required
         self.anonymous = Tenant(limits=per_tenant, has_limits=not per_tenant.is_unlimited)
 
     def named(self, name: str) -> Tenant | None:
-        """Return the tenant that an identity provider or Redis names; None: there is none such here.
+        """Return the tenant that an identity provider or Redis names, None if it is unknown here.
 
-        A claim may be its user's choice, and will stand in logs and traces: a name is one printable line.
+        A user may control the claim, and the name appears in logs and traces: it must be one printable line.
         """
         tenant = self._by_name.get(name)
         if tenant is None and self._accepts_unlisted and 0 < len(name) <= 256 and name.isprintable():
@@ -60,15 +60,15 @@ class Directory:
 
     def _add(self, settings: TenantSettings, environ: Mapping[str, str]) -> None:
         if settings.name in self._by_name:
-            raise ValueError(f"two tenants have the name {settings.name!r}")
+            raise ValueError(f"two tenants are named {settings.name!r}")
         tenant = self._by_name[settings.name] = self._make(settings, settings.name)
         for digest in _digests(settings, environ):
             known = self.by_digest.setdefault(digest, tenant)
             if known is not tenant:
-                raise ValueError(f"tenants {known.name!r} and {tenant.name!r} have a key in common")
+                raise ValueError(f"tenants {known.name!r} and {tenant.name!r} share a key")
         for name in settings.certificate_names:
             if self._by_certificate.setdefault(name, tenant) is not tenant:
-                raise ValueError(f"two tenants have the certificate name {name!r}")
+                raise ValueError(f"two tenants share the certificate name {name!r}")
 
     def _make(self, settings: TenantSettings, name: str) -> Tenant:
         limits = settings.limits or self._per_tenant
@@ -83,23 +83,23 @@ class Directory:
         )
 
     def _salt(self, name: str) -> str:
-        """The same on all replicas, and not to be guessed by who does not know our secret."""
+        """The same on all replicas, and not guessable without the secret."""
         text = b"homing-cache-salt:" + name.encode("utf-8", "surrogatepass")
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:32]
 
 
 def digest_of(credential: str) -> bytes:
-    """Return what a credential is known by."""
+    """Return the digest by which a credential is known."""
     return hashlib.sha256(credential.encode("utf-8", "surrogateescape")).digest()
 
 
 def _digests(settings: TenantSettings, environ: Mapping[str, str]) -> Iterable[bytes]:
-    yield from (bytes.fromhex(one.removeprefix(_HASH_PREFIX)) for one in settings.key_hashes)
+    yield from (bytes.fromhex(key_hash.removeprefix(_HASH_PREFIX)) for key_hash in settings.key_hashes)
     where = f"tenant {settings.name!r}"
     if settings.keys_env is not None:
         keys = environ.get(settings.keys_env, "").replace(",", " ").split()
         if not keys:
-            raise ValueError(f"{where}: the environment variable {settings.keys_env} holds no key")
+            raise ValueError(f"{where}: environment variable {settings.keys_env} contains no key")
         yield from (_digest(key, f"{where}: {settings.keys_env}") for key in keys)
     if settings.keys_file is not None:
         try:
@@ -117,8 +117,8 @@ def _digest(key: str, where: str) -> bytes:
         except ValueError:
             digest = b""
         if len(digest) != 32:
-            raise ValueError(f"{where}: a line begins with {_HASH_PREFIX} and goes on with no SHA-256")
+            raise ValueError(f"{where}: a line begins with {_HASH_PREFIX} but has no SHA-256 after it")
         return digest
     if len(key) < MIN_KEY_LENGTH:
-        raise ValueError(f"{where}: a key is shorter than {MIN_KEY_LENGTH} characters and could be guessed")
+        raise ValueError(f"{where}: a key is shorter than {MIN_KEY_LENGTH} characters")
     return digest_of(key)

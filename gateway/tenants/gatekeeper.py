@@ -1,10 +1,10 @@
-"""Who asks: from a request's credentials to its tenant, before anything of its body is read.
+"""Authentication: from a request's credentials to its tenant, before its body is read.
 
-A key of the configuration, or anything that was proved a moment ago, is found by one hash and one look-up.
-Only what is new waits: a token is verified (and then remembered), a key is looked up in Redis, each within
-its own bound. What was proved is remembered by digest, with an end, and only so many at once.
+A key from the configuration, or a credential verified recently, takes one hash and one lookup. Only a new
+credential waits: a token is verified, a key is looked up in Redis, each with its own time limit. Verified
+credentials are cached by digest, with an expiry and a bound on their number.
 
-Invariant: with authentication required, no request gets a tenant without proof. Knows nothing of routing.
+Invariant: if authentication is required, no request gets a tenant without proof. Knows nothing of routing.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gateway.tenants.tenant import Tenant
 
 
 class Proof(Protocol):
-    """Another way to prove who one is: a token, or a key kept elsewhere."""
+    """A kind of credential that is verified: a token, or a key stored elsewhere."""
 
     def may_know(self, credential: str) -> bool:
-        """Whether a credential looks like one of this kind. Costs nothing."""
+        """Whether a credential looks like this kind. No I/O."""
         ...
 
     async def prove(self, credential: str, digest: bytes) -> tuple[str, float] | None:
-        """Return the tenant's name and for how many seconds that may be believed; None: not proved.
-        Raises a GatewayError when it cannot be known now. Bounded in time; safe to cancel."""
+        """Return the tenant's name and for how many seconds to cache it, None if not proved. Raises a
+        GatewayError when it cannot be verified now. Bounded in time; safe to cancel."""
         ...
 
 
 class Gatekeeper:
-    """One per gateway process. The directory is replaced at a reload; what was proved stays proved."""
+    """One per gateway process. A reload replaces the directory and keeps the cached proofs."""
 
     def __init__(
         self,
@@ -49,7 +49,8 @@ class Gatekeeper:
         self._remembered: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
 
     def recognise(self, request: ClientRequest) -> Tenant | None:
-        """Return the tenant if it is known at once; None: ask `prove`. Raises Unauthorized or Forbidden."""
+        """Return the tenant if it is known without waiting, None to ask `prove`. Raises Unauthorized or
+        Forbidden."""
         directory = self.directory
         if not directory.is_required:
             return directory.anonymous
@@ -79,16 +80,16 @@ class Gatekeeper:
     def _named(self, name: str) -> Tenant:
         tenant = self.directory.named(name)
         if tenant is None:
-            raise Forbidden("The credential is valid, but its tenant may not use this gateway.")
+            raise Forbidden("The credential is valid, but its tenant is not allowed to use this gateway.")
         return tenant
 
     def _by_certificate(self, request: ClientRequest) -> Tenant:
-        """The listener has checked the certificate's signature before the request began."""
+        """The TLS listener has verified the certificate already."""
         transport = request.transport
         common_name = None if transport is None else common_name_of(transport.get_extra_info("peercert"))
         tenant = None if common_name is None else self.directory.with_certificate(common_name)
         if tenant is None:
-            raise Unauthorized("No API key was provided: send it as `Authorization: Bearer KEY`.")
+            raise Unauthorized("No API key was provided. Send it as `Authorization: Bearer KEY`.")
         return tenant
 
     def _remember(self, digest: bytes, name: str, for_s: float) -> None:

@@ -1,9 +1,9 @@
-"""The public keys of an identity provider (JWKS), fetched in the background and kept.
+"""The public keys of an identity provider (JWKS), fetched in the background and cached.
 
-They are fetched at start, at intervals, and when a token names a key that is not among them, which is how a
-provider's rotation is noticed; the latter at most every few seconds, because the name is the client's choice.
-While the provider is away the keys of the last good fetch go on counting. No request waits for a key that is
-known, and none waits longer than a bound.
+They are fetched at start, at intervals, and when a token names an unknown key, which is how a rotation is
+noticed; the latter at most every few seconds, because clients choose that name. While the provider is
+unavailable the keys of the last successful fetch stay in use. No request waits for a known key, and the wait
+for an unknown one is bounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jwt
 from gateway.observability.logs import log_event
 
 FETCH_TIMEOUT_S = 5.0
-WAIT_S = 2.0  # of a request for a key that is not known
+WAIT_S = 2.0  # of a request for an unknown key
 MIN_INTERVAL_S = 5.0
 MAX_BYTES = 1024 * 1024
 
@@ -36,11 +36,11 @@ class ProviderKeys:
 
     @property
     def has_any(self) -> bool:
-        """Whether the provider was ever reached."""
+        """Whether the keys have ever been fetched."""
         return bool(self._keys)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._fetch_for_ever(), name="provider-keys")
+        self._task = asyncio.create_task(self._fetch_forever(), name="provider-keys")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -48,9 +48,9 @@ class ProviderKeys:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def find(self, key_id: str | None) -> jwt.PyJWK | None:
-        """Return the key of this name; for one not known, after a fetch if the last is not too fresh.
+        """Return the key of this name. For an unknown one, fetch first, unless the last fetch is recent.
 
-        Without a name the provider's only key is meant (RFC 7515, 4.1.4 leaves the name optional).
+        Without a name, the provider's only key is meant (the name is optional in RFC 7515, 4.1.4).
         """
         found = self._lookup(key_id)
         if found is None and self._clock() - self._fetched_s >= MIN_INTERVAL_S:
@@ -67,7 +67,7 @@ class ProviderKeys:
             return next(iter(self._keys.values()))
         return self._keys.get(key_id)
 
-    async def _fetch_for_ever(self) -> None:
+    async def _fetch_forever(self) -> None:
         while True:
             await self._fetch()
             self._fetched_s = self._clock()
@@ -78,7 +78,7 @@ class ProviderKeys:
                     await self._is_wanted.wait()
 
     async def _fetch(self) -> None:
-        """Replace the keys by those that are published now; keep them when that fails."""
+        """Replace the keys with those published now; keep them if that fails."""
         try:
             keys = parse_key_set(await self._read())
         except (httpx.HTTPError, OSError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""API keys that are kept in Redis, so that they can be added and revoked without touching a gateway.
+"""API keys stored in Redis, so that they can be added and revoked without reloading a gateway.
 
-One hash: hex SHA-256 of a key → name of its tenant. Keys themselves are never there. With Redis away a key
-that is not remembered cannot be judged, which is told apart from a wrong key.
+One hash: hex SHA-256 of a key → name of its tenant. Redis never holds the keys themselves. While Redis is
+unavailable a key that is not cached cannot be checked; the error differs from that for a wrong key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class RedisKeys:
         try:
             name = await self._link.ask(0, look_up, self._clock() + self._link.budget_s)
         except Unavailable as error:
-            raise CannotAuthenticate("API keys cannot be checked now; try again.", retry_after_s=1) from error
+            raise CannotAuthenticate(
+                "API keys cannot be checked at the moment; try again.", retry_after_s=1
+            ) from error
         if not isinstance(name, bytes):
             return None
         return name.decode("utf-8", "replace"), self._ttl_s

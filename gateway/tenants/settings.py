@@ -112,7 +112,7 @@ def must_authenticate(tenants: Sequence[TenantSettings], settings: Authenticatio
     return bool(tenants) or settings.keys_in_redis or settings.jwt is not None
 
 
-def check_ways_in(
+def check_proofs(
     tenants: Sequence[TenantSettings], settings: AuthenticationSettings, *, asks_for_certificates: bool
 ) -> None:
     """Raise ValueError for a tenant whose clients have no way to authenticate."""

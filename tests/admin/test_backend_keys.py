@@ -8,8 +8,9 @@ import pytest
 from fakes.gateway_world import GatewayWorld, ProbedBackend
 
 from gateway.admin.backend_keys import require_key_allowed
-from gateway.config.config import BackendSettings, ConfigError, parse_config
+from gateway.config.config import ConfigError, parse_config
 from gateway.errors import BadRequest
+from gateway.fleet.settings import BackendSettings
 from gateway.process.gateway import Gateway
 from gateway.values import BackendId
 

@@ -61,8 +61,6 @@ class World:
         self.engines = FakeEngines()
         self.fleet = Fleet(
             HealthSettings(healthy_after=1),
-            on_view=lambda _: None,
-            on_change=lambda _: None,
             clock=lambda: self.now_s,
         )
         self.standing = StandingPins(self.fleet, self.engines, msgspec.json.encode, clock=lambda: self.now_s)

@@ -19,11 +19,10 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / 
 from gateway.downstream.request import ClientRequest
 from gateway.observability.logs import AccessLog
 from gateway.observability.metrics import GatewayMetrics
-from gateway.process.shared_state import open_store
 from gateway.request.answer_observer import AnswerObserver
 from gateway.request.recorder import Recorder
 from gateway.request.turn import Placement, Turn, TurnOutcome
-from gateway.sessions.settings import SessionsSettings
+from gateway.sessions.memory import MemoryStore
 from gateway.values import Affinity, Api, BackendId, Decision, KeySource, RequestFacts, SessionKey, Usage
 from gateway.wire.facts import FactsParser
 from gateway.wire.routes import Route
@@ -70,7 +69,7 @@ def cost_us(recorder: Recorder) -> float:
 
 def main() -> None:
     parser = FactsParser(KeySettings(), b"secret", max_decoded_bytes=1)
-    store = open_store(SessionsSettings(), clock=time.monotonic, environ={})
+    store = MemoryStore()
     sink = os.open(os.devnull, os.O_WRONLY)
     log = AccessLog(lambda data: os.write(sink, data))
     for name, logs_requests in (("counted", False), ("counted and logged", True)):

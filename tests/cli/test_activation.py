@@ -82,7 +82,7 @@ def test_descriptors_have_names() -> None:
 def test_names_that_are_not_understood_are_told(given: str) -> None:
     """Guessing which socket is the admin API would be dangerous."""
     environ = {"LISTEN_PID": "7", "LISTEN_FDS": str(given.count(":") + 1), "LISTEN_FDNAMES": given}
-    with pytest.raises(ValueError, match="name them data and admin"):
+    with pytest.raises(ValueError, match="named data and admin"):
         inherited_names(environ, 7)
 
 

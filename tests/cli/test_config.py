@@ -8,7 +8,8 @@ import pytest
 
 from gateway.commands.exits import UsageError
 from gateway.commands.gateway import run
-from gateway.config.config import ConfigError, key_secret, load_config, normalise_backend_url, parse_config
+from gateway.config.config import ConfigError, key_secret, load_config, parse_config
+from gateway.fleet.settings import normalise_backend_url
 from gateway.main import make_parser
 
 

@@ -60,14 +60,14 @@ def test_help_lists_commands_and_exit_statuses(capsys: pytest.CaptureFixture[str
     ("config", "expected"),
     [
         ({"lisen": {}}, "top level: unknown key `lisen`; did you mean `listen`?"),
-        ({"listen": {"zzz": 1}}, "listen: unknown key `zzz`; there are host, port, unix_path, tls"),
+        ({"listen": {"zzz": 1}}, "listen: unknown key `zzz`; known: host, port, unix_path, tls"),
         ({"listen": {"tls": {"cert": "x"}}}, "listen.tls: unknown key `cert`; did you mean `cert_file`?"),
         ({"backends": [{"url": "http://a", "wieght": 1}]}, "backends[0]: unknown key `wieght`; did you mean"),
         (
             {"sessions": {"store": "rediss"}},
             "sessions.store: Invalid enum value 'rediss'; did you mean `redis`",
         ),
-        ({"sessions": {"store": "x"}}, "there are memory, redis"),
+        ({"sessions": {"store": "x"}}, "known: memory, redis"),
         (
             {"fleet": {"discovery": {"dns": [{"hots": "x"}]}}},
             "fleet.discovery.dns[0]: unknown key `hots`; did",
@@ -92,13 +92,16 @@ async def test_a_taken_port_is_told_with_its_option(option: str) -> None:
             await Gateway(config).start()
     message = str(refused.value)
     assert message.startswith(f"cannot listen on 127.0.0.1:{port}: ")
-    assert message.endswith(f"Stop what listens there, or choose another port in `{option}`.")
+    assert message.endswith(f"Stop the process that listens there, or choose another port in `{option}`.")
 
 
 @pytest.mark.parametrize(
     ("listen", "expected"),
     [
-        ({"host": "192.0.2.1", "port": 0}, "cannot listen on 192.0.2.1:0: .*No interface .* in `listen`"),
+        (
+            {"host": "192.0.2.1", "port": 0},
+            "cannot listen on 192.0.2.1:0: .*This machine has no such address.* in `listen`",
+        ),
         (
             {"unix_path": "/nowhere/x.sock"},
             "cannot listen on /nowhere/x.sock: .*folder .* in `listen.unix_path`",
@@ -139,8 +142,8 @@ async def test_a_backend_that_does_not_answer_at_start_is_told_once(caplog: pyte
 
         await world.wait_for(lambda: told() != [])
         gone = BackendId("gone")
-        asked = world.gateway.prober._num_vain[gone]
-        await world.wait_for(lambda: world.gateway.prober._num_vain[gone] > asked + 2)
+        asked = world.gateway.prober._num_unanswered[gone]
+        await world.wait_for(lambda: world.gateway.prober._num_unanswered[gone] > asked + 2)
         (fields,) = told()
         assert (fields["backend"], fields["url"]) == ("gone", f"http://127.0.0.1:{port}")
         assert "connect failed" in fields["reason"]

@@ -16,8 +16,8 @@ from fakes.gateway_world import GatewayWorld, ProbedBackend
 
 from gateway.config.config import parse_config
 from gateway.config.file_watch import ChangedFiles
-from gateway.config.reload import ReloadReport, changed_paths, is_live
-from gateway.values import BackendId
+from gateway.config.reload import changed_paths, is_live
+from gateway.values import BackendId, ReloadReport
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"Hel"}}]}\n\n'
 
@@ -113,7 +113,7 @@ async def test_what_operators_did_stays() -> None:
         assert backends[BackendId("b0")].weight == 7.0
         clash = [*named(world, 0, 1, 2), {"id": "other", "url": extra.base_url}]
         report = await reload(world, backends=clash)
-        assert report.errors == ("backends.other.url: backend extra has it already",)
+        assert report.errors == ("backends.other.url: backend extra already has this url",)
 
 
 @pytest.mark.parametrize(

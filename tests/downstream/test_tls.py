@@ -147,7 +147,7 @@ async def test_a_client_that_reads_slowly_holds_the_backend_back(authority: Auth
 
 
 def _is_held_back(world: GatewayWorld) -> bool:
-    server = world.gateway._servers._server
+    server = world.gateway.servers._server
     assert server is not None
     return any(connection.is_writing_paused for connection in server.connections)
 

@@ -76,7 +76,7 @@ async def test_an_unforeseen_error_is_counted_with_the_status_that_the_client_go
     async with GatewayWorld(1) as world:
         recorder = world.gateway.recorder
         recorder.log, recorder.logs_requests = AccessLog(lines.append), True
-        parts = replace(world.gateway._proxy_parts, sessions=BrokenStore(clock=time.monotonic))
+        parts = replace(world.gateway.proxy_parts, sessions=BrokenStore(clock=time.monotonic))
         world.gateway.front.take_over(Proxy(parts), world.gateway.config)
         answer = await world.chat("alice")
         metrics = world.gateway.metrics

@@ -13,12 +13,11 @@ import pytest
 from aiohttp import web
 from fakes.gateway_world import GatewayWorld, ProbedBackend
 
-from gateway.config.config import BackendSettings, parse_config
+from gateway.config.config import parse_config
 from gateway.fleet.discovery import Discovery
-from gateway.fleet.discovery_settings import DnsSource, FileSource, KubernetesSource
 from gateway.fleet.discovery_sources import BackendFile, DnsLookup, EndpointSlices, SourceUnavailable
 from gateway.fleet.registry import Fleet
-from gateway.process.membership import backend_of
+from gateway.fleet.settings import BackendSettings, DnsSource, FileSource, KubernetesSource, backend_of
 from gateway.routing.health import HealthSettings
 
 
@@ -36,7 +35,7 @@ class ScriptedSource:
 
 
 def make_fleet() -> Fleet:
-    return Fleet(HealthSettings(), on_view=lambda _: None, on_change=lambda _: None)
+    return Fleet(HealthSettings())
 
 
 def make_discovery(fleet: Fleet, *sources: Any) -> Discovery:

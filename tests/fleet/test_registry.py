@@ -25,11 +25,11 @@ class World:
         self.changes: list[StateChange] = []
         self.fleet = Fleet(
             HealthSettings(healthy_after=1),
-            on_view=self.views.append,
-            on_change=self.changes.append,
             clock=lambda: self.now_s,
             wall_clock=lambda: self.wall_s,
         )
+        self.fleet.add_view_observer(self.views.append)
+        self.fleet.add_change_observer(self.changes.append)
 
     def add(self, backend_id: BackendId, url: str = "http://127.0.0.1:1", **fields: Any) -> None:
         self.fleet.add(Backend(backend_id=backend_id, base_url=url, **fields))

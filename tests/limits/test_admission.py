@@ -66,8 +66,8 @@ def test_follow_ups_and_priority_lead_and_time_makes_up_for_it() -> None:
 async def test_a_full_backend_is_avoided_and_waited_for() -> None:
     """Its place goes to who waits for it, who then decides again with the place held."""
     one = admission(max_in_flight_per_backend=1)
-    standing = one.ticket(is_follow_up=True)
-    await one.choose(lambda: decision(A), standing)
+    ticket = one.ticket(is_follow_up=True)
+    await one.choose(lambda: decision(A), ticket)
     assert one.avoided(0.0) == {A}
     decided: list[int] = []
 
@@ -75,7 +75,7 @@ async def test_a_full_backend_is_avoided_and_waited_for() -> None:
         decided.append(1)
         return decision(A)
 
-    waiter = asyncio.ensure_future(one.choose(decide, standing))
+    waiter = asyncio.ensure_future(one.choose(decide, ticket))
     await settle()
     assert not waiter.done()
     one.leave_backend(A)
@@ -88,10 +88,10 @@ async def test_a_full_backend_is_avoided_and_waited_for() -> None:
 async def test_a_decision_that_changed_while_waiting_gives_its_place_back() -> None:
     """Who waited for one backend and is then sent to another holds one place only, there."""
     one = admission(max_in_flight_per_backend=1)
-    standing = one.ticket(is_follow_up=True)
-    await one.choose(lambda: decision(A), standing)
+    ticket = one.ticket(is_follow_up=True)
+    await one.choose(lambda: decision(A), ticket)
     answers = iter((A, B))
-    waiter = asyncio.ensure_future(one.choose(lambda: decision(next(answers)), standing))
+    waiter = asyncio.ensure_future(one.choose(lambda: decision(next(answers)), ticket))
     await settle()
     one.leave_backend(A)
     assert (await waiter).backend_id == B
@@ -104,10 +104,10 @@ async def test_a_decision_that_changed_while_waiting_gives_its_place_back() -> N
 async def test_nobody_waits_for_a_backend_that_has_gone(state: BackendState | None) -> None:
     """Its places may come free only when requests to a silent machine time out: who waits decides again."""
     one = admission(max_in_flight_per_backend=1)
-    standing = one.ticket(is_follow_up=True)
-    await one.choose(lambda: decision(A), standing)
+    ticket = one.ticket(is_follow_up=True)
+    await one.choose(lambda: decision(A), ticket)
     homes = [A]
-    waiter = asyncio.ensure_future(one.choose(lambda: decision(homes[0]), standing))
+    waiter = asyncio.ensure_future(one.choose(lambda: decision(homes[0]), ticket))
     await settle()
     homes[0] = B
     backend = Backend(backend_id=A, base_url="http://a", state=BackendState.READY)
@@ -126,8 +126,8 @@ async def test_nobody_waits_for_a_backend_that_has_gone(state: BackendState | No
 async def test_a_failed_second_decision_leaves_nothing_behind() -> None:
     """The fleet may be gone by the time a place is free."""
     one = admission(max_in_flight_per_backend=1)
-    standing = one.ticket(is_follow_up=True)
-    await one.choose(lambda: decision(A), standing)
+    ticket = one.ticket(is_follow_up=True)
+    await one.choose(lambda: decision(A), ticket)
     answers = iter((A,))
 
     def decide() -> Decision:
@@ -136,7 +136,7 @@ async def test_a_failed_second_decision_leaves_nothing_behind() -> None:
         except StopIteration:
             raise NoBackend("none left") from None
 
-    waiter = asyncio.ensure_future(one.choose(decide, standing))
+    waiter = asyncio.ensure_future(one.choose(decide, ticket))
     await settle()
     one.leave_backend(A)
     with pytest.raises(NoBackend):
@@ -147,10 +147,10 @@ async def test_a_failed_second_decision_leaves_nothing_behind() -> None:
 async def test_waiting_for_a_backend_can_be_cancelled_and_times_out() -> None:
     """Neither leaves a place taken or a waiter counted."""
     one = admission(max_in_flight_per_backend=1, queue_timeout_s=0.0)
-    standing = one.ticket(is_follow_up=True)
-    await one.choose(lambda: decision(A), standing)
+    ticket = one.ticket(is_follow_up=True)
+    await one.choose(lambda: decision(A), ticket)
     with pytest.raises(Overloaded):
-        await one.choose(lambda: decision(A), standing)
+        await one.choose(lambda: decision(A), ticket)
     waiter = asyncio.ensure_future(one.choose(lambda: decision(A), QueueTicket(0.0, 60.0)))
     await settle()
     waiter.cancel()
@@ -163,9 +163,9 @@ async def test_waiting_for_a_backend_can_be_cancelled_and_times_out() -> None:
 async def test_a_waiter_that_times_out_as_the_last_place_is_given_back_leaves_cleanly() -> None:
     """Its gate is gone by the time it hears of its time-out."""
     one = admission(max_in_flight_per_backend=1, queue_timeout_s=0.0)
-    standing = one.ticket(is_follow_up=True)
-    await one.choose(lambda: decision(A), standing)
-    waiter = asyncio.ensure_future(one.choose(lambda: decision(A), standing))
+    ticket = one.ticket(is_follow_up=True)
+    await one.choose(lambda: decision(A), ticket)
+    waiter = asyncio.ensure_future(one.choose(lambda: decision(A), ticket))
     await asyncio.sleep(0)  # its timer is set now, and runs just before the next
     asyncio.get_running_loop().call_later(0, one.leave_backend, A)
     with pytest.raises(Overloaded):

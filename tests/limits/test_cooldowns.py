@@ -43,13 +43,13 @@ def test_no_header_value_is_an_error(value: bytes) -> None:
 
 
 def test_a_rest_ends_and_is_capped() -> None:
-    """Nobody rests longer than the cap, whatever it asked for; the last word counts."""
-    rests = Cooldowns(60.0)
-    rests.note(A, 5.0, 0.0)
-    rests.note(B, 1e6, 0.0)
-    assert rests.cooling(4.9) == [A, B]
-    assert rests.cooling(5.0) == [B]
-    assert rests.cooling(60.0) == []
-    rests.note(A, 50.0, 100.0)
-    rests.note(A, 1.0, 100.0)
-    assert rests.cooling(101.0) == []
+    """No cooldown is longer than the cap; the latest answer counts."""
+    cooldowns = Cooldowns(60.0)
+    cooldowns.note(A, 5.0, 0.0)
+    cooldowns.note(B, 1e6, 0.0)
+    assert cooldowns.cooling(4.9) == [A, B]
+    assert cooldowns.cooling(5.0) == [B]
+    assert cooldowns.cooling(60.0) == []
+    cooldowns.note(A, 50.0, 100.0)
+    cooldowns.note(A, 1.0, 100.0)
+    assert cooldowns.cooling(101.0) == []

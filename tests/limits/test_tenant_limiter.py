@@ -1,4 +1,4 @@
-"""Charging and settling, with and without a shared ledger."""
+"""Charging and settling, with and without shared tenant use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.limits.settings import TenantLimits
 from gateway.limits.tenant_limiter import TenantLimiter
 
 
-class ScriptedLedger:
+class ScriptedTenantUse:
     """Answers what the test says; records what it was told."""
 
     def __init__(self, *answers: Allowance | None) -> None:
@@ -31,7 +31,7 @@ class ScriptedLedger:
         self.settled.append((tenant, tokens))
 
 
-def limiter(shared: ScriptedLedger | None = None, max_tenants: int = 10) -> TenantLimiter:
+def limiter(shared: ScriptedTenantUse | None = None, max_tenants: int = 10) -> TenantLimiter:
     return TenantLimiter(max_tenants=max_tenants, clock=lambda: 0.0, shared=shared)
 
 
@@ -88,9 +88,9 @@ async def test_the_longest_idle_tenant_is_forgotten_but_none_with_requests_under
     assert one.num_in_flight("busy") == 0
 
 
-async def test_the_shared_ledger_decides_while_it_answers() -> None:
+async def test_the_shared_use_decides_while_it_answers() -> None:
     """Its refusal is final; without its answer this process goes on from the last levels it saw."""
-    shared = ScriptedLedger(
+    shared = ScriptedTenantUse(
         Allowance(requests_left=1.0),
         Allowance(refused_for="tenant_in_flight", retry_after_s=1.0, requests_left=1.0),
         None,
@@ -107,8 +107,8 @@ async def test_the_shared_ledger_decides_while_it_answers() -> None:
 
 
 async def test_what_others_must_know_is_told_them() -> None:
-    """The end of a request, its real use, and a request cancelled while the ledger was asked."""
-    shared = ScriptedLedger(Allowance(requests_left=1.0, tokens_left=90.0))
+    """The end of a request, its real use, and a request cancelled while Redis was asked."""
+    shared = ScriptedTenantUse(Allowance(requests_left=1.0, tokens_left=90.0))
     limits = TenantLimits(max_in_flight=5, tokens_per_minute=100)
     one = limiter(shared)
     charge = await one.enter("a", limits, 10, 0.0)

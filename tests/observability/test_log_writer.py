@@ -69,7 +69,7 @@ def test_no_line_is_lost_or_overtaken() -> None:
         read: list[bytes] = []
         reader = threading.Thread(target=lambda: read.extend(pipe.read_lines()))
         reader.start()
-        with LogWriter(pipe.writing, tell_lost=lost) as writer:
+        with LogWriter(pipe.writing, make_lost_line=lost) as writer:
             for number in range(5_000):
                 writer.put(numbered(number))
         pipe.close_writing()
@@ -80,7 +80,7 @@ def test_no_line_is_lost_or_overtaken() -> None:
 
 def test_a_reader_that_sleeps_costs_lines_and_no_time() -> None:
     """Beyond the bound lines are lost and counted; the first come out, and then the number of the others."""
-    with a_pipe() as pipe, LogWriter(pipe.writing, tell_lost=lost, max_lines=100) as writer:
+    with a_pipe() as pipe, LogWriter(pipe.writing, make_lost_line=lost, max_lines=100) as writer:
         for number in range(1_000):
             writer.put(numbered(number))  # returns: nobody reads
         num_lost = writer.num_lost
@@ -99,7 +99,7 @@ def test_a_reader_that_sleeps_costs_lines_and_no_time() -> None:
 def test_the_end_waits_for_nobody_for_ever() -> None:
     """A full pipe at the end of the process: closing gives up after its time."""
     with a_pipe() as pipe:
-        with LogWriter(pipe.writing, tell_lost=lost) as writer:
+        with LogWriter(pipe.writing, make_lost_line=lost) as writer:
             for number in range(1_000):
                 writer.put(numbered(number))
             writer.close(0.05)
@@ -114,7 +114,7 @@ def test_a_reader_that_has_gone_loses_lines_only() -> None:
     with a_pipe() as pipe:
         os.close(pipe.reading)
         pipe.reading = -1
-        with LogWriter(pipe.writing, tell_lost=lost) as writer:
+        with LogWriter(pipe.writing, make_lost_line=lost) as writer:
             for number in range(10):
                 writer.put(numbered(number))
         assert writer.num_lost >= 10
@@ -125,7 +125,7 @@ def test_a_descriptor_that_does_not_block_is_waited_for() -> None:
     with a_pipe() as pipe:
         os.set_blocking(pipe.writing, False)
         read: list[bytes] = []
-        with LogWriter(pipe.writing, tell_lost=lost) as writer:
+        with LogWriter(pipe.writing, make_lost_line=lost) as writer:
             for number in range(500):
                 writer.put(numbered(number))
             reader = threading.Thread(target=lambda: read.extend(pipe.read_lines()))
@@ -141,7 +141,7 @@ def test_two_processes_may_share_a_pipe() -> None:
         read: list[bytes] = []
         reader = threading.Thread(target=lambda: read.extend(pipe.read_lines()))
         reader.start()
-        writers = [LogWriter(pipe.writing, tell_lost=lost) for _ in range(2)]
+        writers = [LogWriter(pipe.writing, make_lost_line=lost) for _ in range(2)]
         with writers[0], writers[1]:
             for number in range(2_000):
                 writers[number % 2].put(numbered(number))
@@ -198,7 +198,7 @@ def test_a_crash_is_told() -> None:
     program = (
         "from gateway.observability.log_writer import LogWriter\n"
         "from gateway.observability.logs import configure_logging, log_event, lost_line\n"
-        "with LogWriter(tell_lost=lost_line) as lines:\n"
+        "with LogWriter(make_lost_line=lost_line) as lines:\n"
         "    configure_logging('info', lines.put)\n"
         "    log_event('last_words')\n"
         "    raise RuntimeError('a bug')\n"

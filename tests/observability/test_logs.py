@@ -12,8 +12,8 @@ from fakes.backend import openai_answer
 from fakes.gateway_world import GatewayWorld
 
 from gateway.observability.logs import AccessLine, AccessLog, configure_logging, log_event
+from gateway.redis_link.settings import RedisSettings
 from gateway.sessions.redis_store import RedisStore
-from gateway.sessions.settings import RedisSettings
 from gateway.values import SessionKey
 
 TOKEN = "the-admin-token"

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 GRAFANA = ROOT / "deploy" / "grafana"
 RULES = sorted(PROMETHEUS.glob("*.rules.yml"))
-BOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
+DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 NAME = re.compile(r"\b(?:homing|process)(?:_\w+)?(?::\w+)*\b|\bup\b")
 LABELS = re.compile(r"(?<=by )\(([^)]*)\)")
 PARTS = ("_bucket", "_sum", "_count")
@@ -55,7 +55,7 @@ def rules_of(path: Path) -> list[dict[str, Any]]:
 
 
 def panels() -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in BOARDS:
+    for path in DASHBOARDS:
         for panel in json.loads(path.read_text())["panels"]:
             yield f"{path.name}: {panel['title']}", panel
 
@@ -130,7 +130,7 @@ def test_the_dashboards_are_what_their_source_builds() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert {path.name: path.read_text() for path in BOARDS} == module.build()
+    assert {path.name: path.read_text() for path in DASHBOARDS} == module.build()
 
 
 def test_each_panel_can_be_read_by_a_stranger() -> None:

@@ -130,7 +130,7 @@ class SlowClaims(MemoryStore):
 async def test_a_backend_that_leaves_before_it_is_asked_costs_nothing() -> None:
     """Discovery or an operator may remove it while its session is being bound: another one answers."""
     async with GatewayWorld(num_backends=2) as world:
-        parts = replace(world.gateway._proxy_parts, sessions=SlowClaims(world.gateway.fleet))
+        parts = replace(world.gateway.proxy_parts, sessions=SlowClaims(world.gateway.fleet))
         world.gateway.front.take_over(Proxy(parts), world.gateway.config)
         answer = await world.chat("alice")
         assert (answer.status_code, answer.headers["x-homing-affinity"]) == (200, "failover")

@@ -12,7 +12,7 @@ import pytest
 from fakes.gateway_world import GatewayWorld
 from fakes.redis_server import RedisProcess, redis_server, require_redis_server
 
-from gateway.sessions.store import BreakerState
+from gateway.redis_link.breaker import BreakerState
 from gateway.values import BackendId
 
 pytestmark = pytest.mark.redis

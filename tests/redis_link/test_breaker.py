@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.redis_link.breaker import Breaker
-from gateway.sessions.store import BreakerState
+from gateway.redis_link.breaker import Breaker, BreakerState
 
 
 def opened() -> Breaker:

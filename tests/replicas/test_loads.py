@@ -9,83 +9,83 @@ from redis.asyncio import Redis
 from sessions.harness import ManualClock
 
 from gateway.redis_link.link import RedisLink
+from gateway.redis_link.settings import RedisSettings
 from gateway.replicas.loads import LIFETIME_S, MemoryLoads, RedisLoads
-from gateway.sessions.settings import RedisSettings
 from gateway.values import BackendId
 
 A, B = BackendId("a"), BackendId("b")
-BOARD = "homing:{00}:load"
+LOADS = "homing:{00}:load"
 
 
 async def test_alone_there_are_no_others() -> None:
-    """The memory board has nobody else to count."""
-    board = MemoryLoads()
-    await board.publish({A: (1.0, 2)})
-    assert board.others() == {}
+    """The memory implementation has nobody else to count."""
+    loads = MemoryLoads()
+    await loads.publish({A: (1.0, 2)})
+    assert loads.others() == {}
 
 
 @pytest.mark.redis
 async def test_each_replica_sees_the_sum_of_the_others(shared_redis: RedisProcess) -> None:
     """Of three replicas each sees what the two others wrote, added up, and not its own."""
     link = RedisLink(RedisSettings(url=shared_redis.url, budget_ms=1000), environ={})
-    boards = [RedisLoads(link) for _ in range(3)]
-    for board in boards:
-        await board.publish({A: (0.5, 1), B: (2.0, 3)})
-    await boards[0].publish({A: (4.0, 7)})
-    await boards[1].publish({})
-    assert boards[0].others() == {A: (1.0, 2), B: (4.0, 6)}
-    assert boards[1].others() == {A: (4.5, 8), B: (2.0, 3)}
+    replicas = [RedisLoads(link) for _ in range(3)]
+    for loads in replicas:
+        await loads.publish({A: (0.5, 1), B: (2.0, 3)})
+    await replicas[0].publish({A: (4.0, 7)})
+    await replicas[1].publish({})
+    assert replicas[0].others() == {A: (1.0, 2), B: (4.0, 6)}
+    assert replicas[1].others() == {A: (4.5, 8), B: (2.0, 3)}
     await link.close()
 
 
 @pytest.mark.redis
 async def test_old_load_is_forgotten(shared_redis: RedisProcess, redis: Redis) -> None:
-    """What was read is void after its lifetime; a replica that stopped writing is removed from the board."""
+    """What was read is void after its lifetime; a replica that stopped writing is removed."""
     clock = ManualClock()
     link = RedisLink(RedisSettings(url=shared_redis.url, budget_ms=1000), clock=clock, environ={})
-    board, gone = RedisLoads(link, clock=clock), RedisLoads(link, clock=clock)
+    loads, gone = RedisLoads(link, clock=clock), RedisLoads(link, clock=clock)
     await gone.publish({A: (1.0, 1)})
-    await board.publish({})
-    assert board.others() == {A: (1.0, 1)}
+    await loads.publish({})
+    assert loads.others() == {A: (1.0, 1)}
     clock.now_s += LIFETIME_S
-    assert board.others() == {}
-    for name, value in (await redis.hgetall(BOARD)).items():
+    assert loads.others() == {}
+    for name, value in (await redis.hgetall(LOADS)).items():
         assert isinstance(value, bytes)
         written_ms, payload = value.split(b" ", 1)
-        await redis.hset(BOARD, name, b"%d %s" % (int(written_ms) - 3000, payload))
-    await board.publish({})
-    assert board.others() == {}
-    assert await redis.hlen(BOARD) == 1
-    assert 0 < await redis.pttl(BOARD) <= 3000
+        await redis.hset(LOADS, name, b"%d %s" % (int(written_ms) - 3000, payload))
+    await loads.publish({})
+    assert loads.others() == {}
+    assert await redis.hlen(LOADS) == 1
+    assert 0 < await redis.pttl(LOADS) <= 3000
     await link.close()
 
 
 @pytest.mark.redis
-async def test_nonsense_on_the_board_counts_as_idle(shared_redis: RedisProcess, redis: Redis) -> None:
+async def test_malformed_loads_count_as_idle(shared_redis: RedisProcess, redis: Redis) -> None:
     """Malformed fields and absurd numbers of others neither raise nor count."""
     link = RedisLink(RedisSettings(url=shared_redis.url, budget_ms=1000), environ={})
-    board, other = RedisLoads(link), RedisLoads(link)
+    loads, other = RedisLoads(link), RedisLoads(link)
     await other.publish({A: (1.0, 1)})
-    value = (await redis.hvals(BOARD))[0]
+    value = (await redis.hvals(LOADS))[0]
     assert isinstance(value, bytes)
     written_ms = value.split(b" ")[0]
     for number, payload in enumerate(
         [b"", b"{", b'[["a"]]', b'[["a","x",1]]', b'[["a",-1.0,1]]', b'[["a",1e300,1]]', b"\xff", b"null"]
     ):
-        await redis.hset(BOARD, f"odd{number}", written_ms + b" " + payload)
-    await redis.hset(BOARD, "no-time", "hello")
-    await board.publish({})
-    assert board.others() == {A: (1.0, 1)}
+        await redis.hset(LOADS, f"odd{number}", written_ms + b" " + payload)
+    await redis.hset(LOADS, "no-time", "hello")
+    await loads.publish({})
+    assert loads.others() == {A: (1.0, 1)}
     await link.close()
 
 
 @pytest.mark.redis
-async def test_board_away(shared_redis: RedisProcess) -> None:
+async def test_redis_away(shared_redis: RedisProcess) -> None:
     """With Redis away publishing raises nothing and the others count as idle."""
     async with tcp_proxy("127.0.0.1", shared_redis.port) as proxy:
         proxy.garbage = b"?"
         link = RedisLink(RedisSettings(url=f"redis://127.0.0.1:{proxy.port}/0"), environ={})
-        board = RedisLoads(link)
-        await board.publish({A: (1.0, 1)})
-        assert board.others() == {}
+        loads = RedisLoads(link)
+        await loads.publish({A: (1.0, 1)})
+        assert loads.others() == {}
         await link.close()

@@ -15,8 +15,8 @@ from gateway.limits.allowance import Allowance, TenantUse
 from gateway.limits.settings import TenantLimits
 from gateway.redis_link.key_layout import KeyLayout
 from gateway.redis_link.link import RedisLink
+from gateway.redis_link.settings import RedisSettings
 from gateway.replicas.tenant_use import LEASE_S, RedisTenantUse
-from gateway.sessions.settings import RedisSettings
 
 pytestmark = pytest.mark.redis
 FAR_S = 1e9
@@ -33,28 +33,26 @@ async def link(shared_redis: RedisProcess) -> AsyncIterator[RedisLink]:
 async def started(
     link: RedisLink, in_flight: dict[str, int], clock: ManualClock | None = None
 ) -> AsyncIterator[RedisTenantUse]:
-    ledger = RedisTenantUse(link, clock=clock or ManualClock())
-    ledger.start(lambda tenant: in_flight.get(tenant, 0))
-    yield ledger
-    await ledger.close()
+    use = RedisTenantUse(link, clock=clock or ManualClock())
+    use.start(lambda tenant: in_flight.get(tenant, 0))
+    yield use
+    await use.close()
 
 
-async def draw(
-    ledger: RedisTenantUse, limits: TenantLimits, tokens: int = 0, in_flight: int = 1
-) -> Allowance:
-    allowance = await ledger.draw("a", limits, tokens, in_flight, FAR_S)
+async def draw(use: RedisTenantUse, limits: TenantLimits, tokens: int = 0, in_flight: int = 1) -> Allowance:
+    allowance = await use.draw("a", limits, tokens, in_flight, FAR_S)
     assert allowance is not None
     return allowance
 
 
-async def ledger_key(client: Redis) -> str:
+async def use_key(client: Redis) -> str:
     (key,) = [key async for key in client.scan_iter(match="*:t:*")]
     return key.decode()
 
 
 async def age(client: Redis, seconds: float) -> None:
-    """Make the one ledger older: a server's clock cannot be set."""
-    key = await ledger_key(client)
+    """Make the one stored use older: a server's clock cannot be set."""
+    key = await use_key(client)
     await client.hincrby(key, "a", -round(seconds * 1e6))
     for name, value in (await client.hgetall(key)).items():
         assert isinstance(name, bytes)
@@ -71,17 +69,17 @@ async def test_the_script_and_the_rule_in_one_process_agree(link: RedisLink, red
     """Any sequence of charges, corrections and pauses: the same grants, the same levels."""
     chance = random.Random(seed)
     limits = TenantLimits(max_in_flight=3, requests_per_minute=6, tokens_per_minute=100)
-    use, now_s = TenantUse(0.0), 0.0
-    async with started(link, {}) as ledger:
+    local, now_s = TenantUse(0.0), 0.0
+    async with started(link, {}) as use:
         for _ in range(40):
             tokens, in_flight = chance.randrange(150), chance.randrange(1, 5)
-            shared = await draw(ledger, limits, tokens, in_flight)
-            alone = use.draw(limits, tokens, in_flight - 1, now_s)
+            shared = await draw(use, limits, tokens, in_flight)
+            alone = local.draw(limits, tokens, in_flight - 1, now_s)
             assert shared.refused_for == alone.refused_for
             # real time passes between the calls of the script, and refills a little
             assert shared.requests_left == pytest.approx(alone.requests_left, abs=0.5)
             assert shared.tokens_left == pytest.approx(alone.tokens_left, abs=3.0)
-            use.adopt(shared, now_s)
+            local.adopt(shared, now_s)
             if chance.random() < 0.5:
                 pause_s = chance.uniform(1, 30)
                 now_s += pause_s
@@ -92,7 +90,7 @@ async def test_replicas_share_one_bucket(link: RedisLink) -> None:
     """Two replicas together grant what one limit allows, and tell the same levels."""
     limits = TenantLimits(requests_per_minute=4)
     async with started(link, {}) as one, started(link, {}) as two:
-        answers = [await draw(ledger, limits) for ledger in (one, two, one, two, one)]
+        answers = [await draw(use, limits) for use in (one, two, one, two, one)]
     assert [answer.refused_for for answer in answers] == [None] * 4 + ["tenant_requests"]
     assert answers[-1].retry_after_s == pytest.approx(15.0, abs=1.0)
     assert [int(answer.requests_left + 0.01) for answer in answers] == [3, 2, 1, 0, 0]
@@ -105,7 +103,7 @@ async def test_real_use_is_settled_for_all(link: RedisLink) -> None:
         await draw(one, limits, 10)
         one.settle("a", limits, 30)
         one.settle("a", limits, 20)
-        await until(lambda: not one._words, "the settlement is told")
+        await until(lambda: not one._updates, "the settlement is sent")
         assert (await draw(two, limits, 0)).tokens_left == pytest.approx(40.0, abs=2.0)
 
 
@@ -119,7 +117,7 @@ async def test_requests_in_flight_add_up_over_replicas(link: RedisLink) -> None:
         assert (await draw(two, limits)).refused_for == "tenant_in_flight"
         in_flight["a"] = 1
         one.settle("a", limits, 0)
-        await until(lambda: not one._words["a"].is_news, "the end is told")
+        await until(lambda: not one._updates["a"].is_pending, "the end is sent")
         assert (await draw(two, limits)).refused_for is None
 
 
@@ -133,7 +131,7 @@ async def test_a_dead_replica_gives_its_places_back_and_a_living_one_keeps_them(
         await draw(living, limits)
         await age(redis, LEASE_S * 0.9)
         clock.now_s += LEASE_S * 0.9
-        await living._tell_all()
+        await living._send_all()
         await age(redis, LEASE_S * 0.9)
         assert (await draw(two, limits)).refused_for == "tenant_in_flight"
         await age(redis, LEASE_S)
@@ -143,11 +141,11 @@ async def test_a_dead_replica_gives_its_places_back_and_a_living_one_keeps_them(
 async def test_an_older_word_does_not_replace_a_newer_one(link: RedisLink, redis: Redis) -> None:
     """Commands may overtake each other on their connections."""
     limits = TenantLimits(max_in_flight=5)
-    async with started(link, {}) as ledger:
-        await draw(ledger, limits, in_flight=3)
-        ledger._sequence = 0
-        await draw(ledger, limits, in_flight=1)
-        row = await redis.hgetall(await ledger_key(redis))
+    async with started(link, {}) as use:
+        await draw(use, limits, in_flight=3)
+        use._sequence = 0
+        await draw(use, limits, in_flight=1)
+        row = await redis.hgetall(await use_key(redis))
         (value,) = [
             value for name, value in row.items() if isinstance(name, bytes) and name.startswith(b"n:")
         ]
@@ -155,15 +153,15 @@ async def test_an_older_word_does_not_replace_a_newer_one(link: RedisLink, redis
 
 
 @pytest.mark.parametrize("value", [b"", b"x", b"nan", b"inf", b"1e400", b"\xff"])
-async def test_nonsense_in_the_ledger_is_a_full_bucket(link: RedisLink, redis: Redis, value: bytes) -> None:
+async def test_nonsense_in_redis_is_a_full_bucket(link: RedisLink, redis: Redis, value: bytes) -> None:
     """What lies in Redis is data to be checked: no error, and no more than a whole bucket."""
     limits = TenantLimits(max_in_flight=5, requests_per_minute=10, tokens_per_minute=10)
-    async with started(link, {}) as ledger:
-        await draw(ledger, limits)
-        key = await ledger_key(redis)
+    async with started(link, {}) as use:
+        await draw(use, limits)
+        key = await use_key(redis)
         for field in ("r", "t", "a", "n:other"):
             await redis.hset(key, field, value)
-        answer = await draw(ledger, limits, 1)
+        answer = await draw(use, limits, 1)
         assert answer.refused_for is None
         assert answer.requests_left <= 9
         assert answer.tokens_left <= 9
@@ -174,27 +172,27 @@ async def test_a_key_of_another_type_or_no_redis_means_no_answer(
 ) -> None:
     """The caller then decides alone; nothing is raised."""
     limits = TenantLimits(requests_per_minute=10)
-    async with started(link, {}) as ledger:
-        await draw(ledger, limits)
-        key = await ledger_key(redis)
+    async with started(link, {}) as use:
+        await draw(use, limits)
+        key = await use_key(redis)
         await redis.delete(key)
         await redis.set(key, "text")
-        assert await ledger.draw("a", limits, 0, 1, FAR_S) is None
+        assert await use.draw("a", limits, 0, 1, FAR_S) is None
     nowhere = RedisLink(
         RedisSettings(url="redis://127.0.0.1:1/0", budget_ms=2000), clock=lambda: 0.0, environ={}
     )
-    async with started(nowhere, {}) as ledger:
-        assert await ledger.draw("a", limits, 0, 1, FAR_S) is None
-        ledger.settle("a", limits, 5)
+    async with started(nowhere, {}) as use:
+        assert await use.draw("a", limits, 0, 1, FAR_S) is None
+        use.settle("a", limits, 5)
     await nowhere.close()
 
 
-async def test_ledgers_hold_no_names_and_go_by_themselves(link: RedisLink, redis: Redis) -> None:
+async def test_uses_hold_no_names_and_go_by_themselves(link: RedisLink, redis: Redis) -> None:
     """A tenant's name may be a client's choice: only its hash is stored, with an end."""
     limits = TenantLimits(requests_per_minute=60, tokens_per_minute=60)
-    async with started(link, {}) as ledger:
-        await ledger.draw("a:{b} *\r\n", limits, 30, 1, FAR_S)
-    key = await ledger_key(redis)
+    async with started(link, {}) as use:
+        await use.draw("a:{b} *\r\n", limits, 30, 1, FAR_S)
+    key = await use_key(redis)
     assert key.startswith(KeyLayout("homing", 1).tenant(0, ""))
     assert set(key.rpartition(":")[2]) <= set("0123456789abcdef")
     assert LEASE_S * 1000 <= await redis.pttl(key) <= 70_000

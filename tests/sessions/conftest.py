@@ -18,8 +18,8 @@ from sessions.harness import (
     until_live,
 )
 
+from gateway.redis_link.settings import RedisSettings
 from gateway.sessions.memory import MemoryStore
-from gateway.sessions.settings import RedisSettings
 
 
 @pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])

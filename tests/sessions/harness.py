@@ -11,8 +11,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from gateway.redis_link.settings import RedisSettings
 from gateway.sessions.redis_store import RedisStore
-from gateway.sessions.settings import RedisSettings
 from gateway.sessions.store import SessionStore
 
 TTL_S = 100.0

@@ -142,7 +142,7 @@ def test_later_answer_with_a_smaller_version_is_believed() -> None:
     assert local.find(KEY, 6.0).version == 7  # type: ignore[union-attr]  # None fails
     local.put(KEY, record(version=3), read_at_s=6.0)
     assert local.find(KEY, 6.0).version == 3  # type: ignore[union-attr]  # None fails
-    local.drop_below(KEY, 9, heard_at_s=8.0)
+    local.drop_below(KEY, 9, received_at_s=8.0)
     local.put(KEY, record(version=4), read_at_s=8.0)
     assert local.find(KEY, 9.0) is None
     local.put(KEY, record(version=4), read_at_s=9.0)

@@ -10,7 +10,7 @@ from fakes.redis_server import RedisProcess
 from redis.asyncio import Redis
 from sessions.harness import ManualClock, started_redis_store, until_live
 
-from gateway.sessions.settings import RedisSettings
+from gateway.redis_link.settings import RedisSettings
 from gateway.values import BackendId, SessionKey
 
 pytestmark = pytest.mark.redis

@@ -17,9 +17,9 @@ from fakes.tcp_proxy import tcp_proxy
 from redis.asyncio import Redis
 from sessions.harness import started_redis_store, until, until_live
 
+from gateway.redis_link.breaker import BreakerState
+from gateway.redis_link.settings import RedisSettings
 from gateway.sessions.redis_store import RedisStore
-from gateway.sessions.settings import RedisSettings
-from gateway.sessions.store import BreakerState
 from gateway.values import BackendId, SessionKey
 
 pytestmark = pytest.mark.redis

@@ -12,8 +12,8 @@ from fakes.tcp_proxy import tcp_proxy
 from redis.asyncio import Redis
 from sessions.harness import ManualClock, started_redis_store, until, until_live
 
+from gateway.redis_link.settings import RedisSettings
 from gateway.sessions.redis_store import RedisStore
-from gateway.sessions.settings import RedisSettings
 from gateway.values import BackendId, Binding, SessionKey
 
 pytestmark = pytest.mark.redis

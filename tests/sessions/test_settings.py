@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from gateway.redis_link.secret import Secret
-from gateway.sessions.settings import RedisSettings, SessionsSettings, parse_address
+from gateway.redis_link.settings import RedisSettings, parse_address
+from gateway.sessions.settings import SessionsSettings
 
 
 def test_defaults_suit_one_machine() -> None:

@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from redis.asyncio import Redis
 from sessions.harness import TTL_S, ManualClock, move_server_time, until, until_live
 
+from gateway.redis_link.settings import RedisSettings
 from gateway.sessions.memory import MemoryStore
 from gateway.sessions.redis_store import RedisStore
-from gateway.sessions.settings import RedisSettings
 from gateway.sessions.store import SessionStore
 from gateway.values import BackendId, Binding, SessionKey
 

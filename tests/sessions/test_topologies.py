@@ -21,8 +21,8 @@ from fakes.redis_server import (
 from sessions import test_contract as contract
 from sessions.harness import TTL_S, Harness, started_redis_store, until, until_live
 
+from gateway.redis_link.settings import RedisSettings, RedisTlsSettings
 from gateway.sessions.redis_store import RedisStore
-from gateway.sessions.settings import RedisSettings, RedisTlsSettings
 from gateway.values import BackendId, SessionKey
 
 pytestmark = pytest.mark.redis

@@ -67,11 +67,11 @@ def test_keys_come_from_the_environment_a_file_or_as_hashes(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("tenants", "says"),
     [
-        ([{"name": "a", "keys_env": "NONE"}], "NONE holds no key"),
+        ([{"name": "a", "keys_env": "NONE"}], "NONE contains no key"),
         ([{"name": "a", "keys_env": "SHORT"}], "shorter than 16"),
         ([{"name": "a", "keys_file": "/does/not/exist"}], "cannot be read"),
-        ([{"name": "a"}, {"name": "a"}], "two tenants have the name"),
-        ([{"name": "a", "keys_env": "A_KEYS"}, {"name": "b", "keys_env": "A_KEYS"}], "a key in common"),
+        ([{"name": "a"}, {"name": "a"}], "two tenants are named"),
+        ([{"name": "a", "keys_env": "A_KEYS"}, {"name": "b", "keys_env": "A_KEYS"}], "share a key"),
         ([{"name": "a", "keys_env": "ODD"}], "no SHA-256"),
         (
             [{"name": "a", "certificate_names": ["x"]}, {"name": "b", "certificate_names": ["x"]}],

@@ -44,7 +44,7 @@ def bearer(credential: str) -> tuple[str, str]:
     return ("Authorization", f"Bearer {credential}")
 
 
-class Book:
+class ScriptedProof:
     """A proof that knows some credentials; counts how often it is asked."""
 
     def __init__(self, **names: str) -> None:
@@ -52,12 +52,12 @@ class Book:
         self.num_asked = 0
 
     def may_know(self, credential: str) -> bool:
-        return credential.startswith("book-")
+        return credential.startswith("proof-")
 
     async def prove(self, credential: str, digest: bytes) -> tuple[str, float] | None:
         self.num_asked += 1
         assert digest == digest_of(credential)
-        name = self.names.get(credential.removeprefix("book-"))
+        name = self.names.get(credential.removeprefix("proof-"))
         return None if name is None else (name, 10.0)
 
 
@@ -66,8 +66,8 @@ class World:
 
     def __init__(self, **names: str) -> None:
         self.now_s = 0.0
-        self.book = Book(**names)
-        self.keeper = Gatekeeper(self.directory("a", "b"), (self.book,), clock=lambda: self.now_s)
+        self.proof = ScriptedProof(**names)
+        self.keeper = Gatekeeper(self.directory("a", "b"), (self.proof,), clock=lambda: self.now_s)
 
     def directory(self, *names: str) -> Directory:
         settings: list[dict[str, Any]] = [{"name": name} for name in names]
@@ -127,12 +127,12 @@ async def test_a_configured_key_is_known_at_once() -> None:
     world = World()
     assert await world.name_of(request(bearer(KEY))) == "a"
     assert await world.name_of(request(("x-api-key", KEY))) == "a"
-    assert world.book.num_asked == 0
+    assert world.proof.num_asked == 0
 
 
-@pytest.mark.parametrize("headers", [[], [bearer("wrong-key-wrong-key")], [bearer("book-unknown")]])
+@pytest.mark.parametrize("headers", [[], [bearer("wrong-key-wrong-key")], [bearer("proof-unknown")]])
 async def test_without_proof_there_is_no_tenant(headers: list[tuple[str, str]]) -> None:
-    """No key, a wrong one, one that the book does not have: all the same answer."""
+    """No key, a wrong one, an unknown one: all get the same answer."""
     with pytest.raises(Unauthorized):
         await World().name_of(request(*headers))
 
@@ -141,35 +141,35 @@ async def test_what_was_proved_is_believed_for_its_time() -> None:
     """Asked once, then again after the time that the proof itself named."""
     world = World(x="b")
     for _ in range(3):
-        assert await world.name_of(request(bearer("book-x"))) == "b"
-    assert world.book.num_asked == 1
+        assert await world.name_of(request(bearer("proof-x"))) == "b"
+    assert world.proof.num_asked == 1
     world.now_s = 10.0
-    world.book.names.clear()
+    world.proof.names.clear()
     with pytest.raises(Unauthorized):
-        await world.name_of(request(bearer("book-x")))
+        await world.name_of(request(bearer("proof-x")))
 
 
 async def test_a_proved_name_that_is_no_tenant_here_is_forbidden() -> None:
     """Also after a reload that removed it, though the proof still holds."""
     world = World(x="b", y="stranger")
     with pytest.raises(Forbidden):
-        await world.name_of(request(bearer("book-y")))
-    assert await world.name_of(request(bearer("book-x"))) == "b"
+        await world.name_of(request(bearer("proof-y")))
+    assert await world.name_of(request(bearer("proof-x"))) == "b"
     world.keeper.directory = world.directory("a")
     with pytest.raises(Forbidden):
-        await world.name_of(request(bearer("book-x")))
+        await world.name_of(request(bearer("proof-x")))
 
 
 async def test_what_is_remembered_is_bounded() -> None:
     """What proves nothing is not remembered at all; of what does, the oldest goes first."""
     world = World(**{f"n{number}": "b" for number in range(9)})
-    world.keeper = Gatekeeper(world.keeper.directory, (world.book,), clock=lambda: 0.0, max_remembered=8)
+    world.keeper = Gatekeeper(world.keeper.directory, (world.proof,), clock=lambda: 0.0, max_remembered=8)
     for number in range(9):
-        await world.name_of(request(bearer(f"book-n{number}")))
+        await world.name_of(request(bearer(f"proof-n{number}")))
         with pytest.raises(Unauthorized):
-            await world.name_of(request(bearer(f"book-wrong{number}")))
-    assert world.keeper.recognise(request(bearer("book-n0"))) is None
-    assert all(world.keeper.recognise(request(bearer(f"book-n{number}"))) for number in range(1, 9))
+            await world.name_of(request(bearer(f"proof-wrong{number}")))
+    assert world.keeper.recognise(request(bearer("proof-n0"))) is None
+    assert all(world.keeper.recognise(request(bearer(f"proof-n{number}"))) for number in range(1, 9))
 
 
 async def test_a_client_certificate_proves_who_one_is_where_no_key_is_sent() -> None:

@@ -1,7 +1,7 @@
--- How many living sessions each backend has in one shard.
+-- Count the live sessions of each backend in one shard.
 -- KEYS: names, index prefix
 -- ARGV: none
--- Returns {backend, count, backend, count, ...}. Backends whose index is gone are forgotten.
+-- Returns {backend, count, backend, count, ...}. Backends without an index are removed.
 
 local now_ms = digits(math.floor(server_time_us() / 1000))
 local counts = {}

@@ -1,7 +1,7 @@
--- Some sessions of one backend in one shard, soonest to expire first.
+-- One page of the sessions of one backend in one shard, soonest to expire first.
 -- KEYS: index, session prefix
 -- ARGV: least score, offset, limit, backend
--- Returns {score, member, value, ttl_ms} for each; value is '' if the session is gone or lives elsewhere by now.
+-- Returns {score, member, value, ttl_ms} for each; value is '' if the session has ended or moved.
 
 local now_ms = math.floor(server_time_us() / 1000)
 local least = ARGV[1]

@@ -1,11 +1,11 @@
 -- Prepended to every script of this folder.
 --
 -- A session's value is text:   1 <version> <epoch> <context_tokens> <num_turns> <backend_id>
--- Anything else, and a value without a time to live, counts as absent and may be overwritten: what lies in
--- Redis is data to be checked. codec.py checks by the same rule; keep the two alike.
+-- Anything else, and a value without a time to live, counts as absent and may be overwritten: values in Redis
+-- are not trusted. codec.py applies the same rule; keep the two the same.
 --
 -- All keys of a script share one hash tag. Some are computed here from a prefix in KEYS: the index of a former
--- home, known only after the value is read, and the sessions of a batch, named once as members.
+-- home, known only after the value has been read, and the sessions of a batch, passed only as members.
 
 local function server_time_us()
   local now = redis.call('TIME')
@@ -17,7 +17,7 @@ local function digits(number)
   return string.format('%.0f', number)
 end
 
--- The binding that a session key holds, or nil. The second result is true if something odd lies there.
+-- Returns the binding of a session key, or nil. The second result is true if the value is malformed.
 local function held_binding(session)
   local value = redis.pcall('GET', session)
   if value == false then
@@ -41,8 +41,8 @@ local function held_binding(session)
   }, false
 end
 
--- Writes a home and its place in the index of its backend, whose score is the time of expiry in ms. Drops a
--- few expired entries of that index on the way. Returns the value written.
+-- Writes a home and its entry in the index of its backend, whose score is the time of expiry in ms. Removes a
+-- few expired entries of that index. Returns the value written.
 local function write_home(session, index_prefix, names, member, home, ttl_ms, now_us)
   local value = '1 ' .. home.version .. ' ' .. home.epoch .. ' ' .. home.context_tokens
     .. ' ' .. home.num_turns .. ' ' .. home.backend
@@ -54,15 +54,15 @@ local function write_home(session, index_prefix, names, member, home, ttl_ms, no
   if #expired > 0 then
     redis.call('ZREM', index, unpack(expired))
   end
-  -- Index and names outlive their last session by a minute, then go by themselves.
+  -- Index and names expire one minute after their last session.
   redis.call('PEXPIRE', index, digits(ttl_ms + 60000))
   redis.call('SADD', names, home.backend)
   redis.call('PEXPIRE', names, digits(ttl_ms + 60000))
   return value
 end
 
--- Tells the other replicas that what they keep of this session below this version is void. A user whose ACL
--- forbids the channel still gets its move; the others then learn of it when their copy is no longer trusted.
+-- Tells the other replicas that their copies of this session below this version are void. If the ACL forbids
+-- the channel the move still happens; the others notice when they no longer trust their copy.
 local function announce(channel, version, member)
   redis.pcall('PUBLISH', channel, version .. ' ' .. member)
 end

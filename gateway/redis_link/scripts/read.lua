@@ -1,7 +1,7 @@
--- The binding of a session.
+-- Read the binding of a session.
 -- KEYS: session
 -- ARGV: none
--- Returns {value, ttl_ms}; 0 if absent; -1 if something odd lies there.
+-- Returns {value, ttl_ms}; 0 if absent; -1 if the value is malformed.
 
 local held, is_odd = held_binding(KEYS[1])
 if held then

@@ -12,7 +12,7 @@ if held.version ~= ARGV[6] then
 end
 local now_us = server_time_us()
 local ttl_ms = tonumber(ARGV[4])
--- A server whose clock is behind (after a fail-over) still counts upwards.
+-- Versions grow even if the clock of the server is behind (after a fail-over).
 local home = {
   version = digits(math.max(now_us, tonumber(held.version) + 1)),
   epoch = ARGV[2], context_tokens = ARGV[3], num_turns = held.num_turns, backend = ARGV[1],

@@ -1,8 +1,8 @@
--- Extend many sessions of one shard and note their new size, each only if its version is the given one.
+-- Extend many sessions of one shard and store their new size, each only if its version is the given one.
 -- KEYS: index prefix, names, session prefix
 -- ARGV: ttl_ms, then one text for each session: "<version> <context_tokens> <num_turns> <member>"
--- Returns {number, value, ttl_ms} for each session that was not extended, counted from 1: the home it has now,
--- or '' and 0 if there is no such session. So the usual answer is empty.
+-- Returns {number, value, ttl_ms} for each session that was not extended, counted from 1: its current home, or
+-- '' and 0 if there is no such session. The usual reply is empty.
 
 local now_us = server_time_us()
 local ttl_ms = tonumber(ARGV[1])

@@ -1,11 +1,11 @@
--- Prepended to draw.lua and settle.lua: one tenant's ledger, a hash.
+-- Prepended to draw.lua and settle.lua: one tenant's use, a hash.
 --
 --   r, t        requests and tokens left, as decimal text
---   a           when that was true, in microseconds of the server
---   n:<replica> <sequence> <requests in flight there> <when that is void, in ms of the server>
+--   a           when r and t were written, in microseconds of the server
+--   n:<replica> <sequence> <requests in flight there> <when that expires, in ms of the server>
 --
--- What cannot be read counts as absent: a full bucket, a replica with nothing in flight. A replica's count has
--- a lease, so that one that died does not hold its tenants' places for ever.
+-- Malformed values count as absent: a full bucket, a replica with nothing in flight. A replica's count has a
+-- lease, so that a replica that died does not hold its tenants' places forever.
 
 local MINUTE_US = 60 * 1000000
 
@@ -21,7 +21,7 @@ local function refilled(text, per_minute, elapsed_us)
   return math.min(per_minute, left + per_minute * elapsed_us / MINUTE_US)
 end
 
-local function read_ledger(key, requests_per_minute, tokens_per_minute)
+local function read_use(key, requests_per_minute, tokens_per_minute)
   local now_us = server_time_us()
   local row = redis.call('HMGET', key, 'r', 't', 'a')
   local elapsed_us = math.max(0, now_us - (tonumber(row[3] or '') or now_us))
@@ -34,21 +34,21 @@ local function read_ledger(key, requests_per_minute, tokens_per_minute)
   }
 end
 
--- It lives until both buckets are full and all leases over: then it says nothing that its absence does not.
-local function write_ledger(key, ledger, lease_ms)
-  redis.call('HSET', key, 'r', level(ledger.requests_left), 't', level(ledger.tokens_left),
-    'a', digits(ledger.now_us))
+-- The hash expires when both buckets are full and all leases are over: then its absence means the same.
+local function write_use(key, use, lease_ms)
+  redis.call('HSET', key, 'r', level(use.requests_left), 't', level(use.tokens_left),
+    'a', digits(use.now_us))
   local full_ms = 0
-  if ledger.requests_per_minute > 0 then
-    full_ms = (1 - ledger.requests_left / ledger.requests_per_minute) * 60000
+  if use.requests_per_minute > 0 then
+    full_ms = (1 - use.requests_left / use.requests_per_minute) * 60000
   end
-  if ledger.tokens_per_minute > 0 then
-    full_ms = math.max(full_ms, (1 - ledger.tokens_left / ledger.tokens_per_minute) * 60000)
+  if use.tokens_per_minute > 0 then
+    full_ms = math.max(full_ms, (1 - use.tokens_left / use.tokens_per_minute) * 60000)
   end
   redis.call('PEXPIRE', key, digits(math.ceil(math.max(full_ms, lease_ms)) + 1000))
 end
 
--- Requests in flight on all replicas but this one. Removes the words of replicas that have left.
+-- Requests in flight on all other replicas. Removes expired leases.
 local function num_in_flight_elsewhere(key, replica)
   local now_ms = math.floor(server_time_us() / 1000)
   local fields = redis.call('HGETALL', key)
@@ -67,7 +67,7 @@ local function num_in_flight_elsewhere(key, replica)
   return sum
 end
 
--- Commands of one replica may overtake each other: only the latest word counts.
+-- Commands of one replica may arrive out of order: only the latest counts.
 local function note_in_flight(key, replica, sequence, count, lease_ms)
   local field = 'n:' .. replica
   local known = string.match(redis.call('HGET', key, field) or '', '^(%d+) ')
