@@ -40,6 +40,7 @@ async def test_the_access_line_tells_decision_times_and_tokens() -> None:
         world.backends[0].default = openai_answer("hello", cached_tokens=3)
         lines = listening(world)
         await ask(world)
+        world.gateway.ledger.drain()
         (line,) = lines
     assert line["event"] == "request"
     assert line["status"] == 200

@@ -150,7 +150,7 @@ async def test_an_unknown_backend_is_404_with_the_known_names(path: str) -> None
         answer = await world.admin.post(path)
         assert answer.status_code == 404
         assert answer.headers["content-type"] == "application/problem+json"
-        assert "known: b0" in answer.json()["detail"]
+        assert "backends in the fleet: b0" in answer.json()["detail"]
 
 
 async def test_a_drain_until_restart_is_over_when_the_backend_returns() -> None:
