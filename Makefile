@@ -73,6 +73,7 @@ gpu-check: dev ## Check the kernels on a CUDA device: correctness, then minimum 
 
 docs: dev ## Generate docs/configuration.md from the code
 	@$(BIN)/python docs/write_reference.py
+	@$(BIN)/python docs/write_layers.py
 
 dist: dev ## Build and check wheel and source archive
 	@rm -rf dist

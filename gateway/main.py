@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import os
@@ -65,6 +66,7 @@ def make_parser(*, wanted: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"homing {importlib.metadata.version('homing')}"
     )
+    parser.set_defaults(make_full_parser=functools.partial(make_parser, wanted=None))  # for `completion`
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         subparser = commands.add_parser(name, help=text, description=text.capitalize() + ".")

@@ -20,7 +20,5 @@ def run(options: argparse.Namespace) -> int:
         import shtab  # an optional dependency
     except ImportError as error:
         raise UsageError("completion needs the package shtab: pip install 'homing[completion]'") from error
-    from gateway.main import make_parser  # not at the top: it imports all commands, including this one
-
-    sys.stdout.write(shtab.complete(make_parser(wanted=None), shell=options.shell) + "\n")
+    sys.stdout.write(shtab.complete(options.make_full_parser(), shell=options.shell) + "\n")
     return 0
