@@ -1,8 +1,8 @@
 """A request body as it arrives: where it ends, and its pieces until then.
 
-Decisions: a body of declared length ends after so many bytes; a chunked one ends where llhttp says so. Neither
-takes a byte behind its end, so what follows is the next request's. What one read brings is one piece, however
-finely it was chunked; at its peak a body is in memory twice (the pieces and their join).
+Decisions: a body of declared length ends after so many bytes; a chunked one ends where llhttp says so.
+Neither takes a byte behind its end, so what follows is the next request's. What one read brings is one piece,
+however finely it was chunked; at its peak a body is in memory twice (the pieces and their join).
 
 Pure: knows no socket and no clock.
 """

@@ -1,23 +1,21 @@
 """One client connection: bytes in, one request at a time to the handler, answers out.
 
-Requests are served in order. While one is served, what follows it waits unparsed, and reading stops when that
-is more than `MAX_WAITING_BYTES`. `deadline_s` always says when the current phase is over; the server's clock
-compares it, so no phase can hang and no timer is made per request:
+Requests are served in order. What follows the one that is served waits unparsed; reading stops when that is
+more than `MAX_WAITING_BYTES`. `deadline_s` always says when the current phase is over; the clock of
+`open_connections` compares it, so no phase can hang and no timer is made per request:
 
-    idle, or a head that is not complete   keep_alive_timeout_s     -> closed; 408 when a head has begun
-    a body that is waited for              body_idle_timeout_s      -> 408
-    being answered                         never: that is the handler's business
-    the rest of what nobody wants          linger_s                 -> closed
-    closing                                write_stall_timeout_s    -> cut off when nothing moves
+    idle, or an unfinished head     keep_alive_timeout_s    -> closed; 408 when a head has begun
+    a body that is waited for       body_idle_timeout_s     -> 408, by the handler
+    being answered                  never: that is the handler's business
+    what nobody wants to read       linger_s                -> closed
+    closing                         write_stall_timeout_s   -> cut off, if nothing moves
 
-`stall_deadline_s` runs beside it while the client takes too little: one that takes nothing at all for
-`write_stall_timeout_s` is cut off. `pause_writing` and `resume_writing` hold the relay's source back.
+Beside it `stall_deadline_s` runs while an answer waits for a client that reads too slowly: one that takes
+nothing at all for `write_stall_timeout_s` is cut off. `pause_writing` holds the answer's source back.
 
-*A client that sends FIN* (see `half_close`) may have gone, or may have finished sending only.
-
-*A request that cannot be parsed* gets a JSON error and a closed connection; what the client is still
-sending is thrown away for `linger_s`, because closing with unread bytes would reset the connection and
-could destroy the answer before the client has read it.
+A request that cannot be parsed gets a JSON error and a closed connection; what the client is still sending
+is thrown away for `linger_s`, because closing with unread bytes would reset the connection and could destroy
+the answer before the client has read it. A client that sends FIN: see `half_close`.
 
 Knows nothing of backends, sessions or API dialects.
 """
@@ -27,15 +25,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
 from typing import Final, cast
 
 from gateway.downstream.body import BrokenBody, ChunkedBody, SizedBody
 from gateway.downstream.half_close import HalfClose, can_be_probed
-from gateway.downstream.head import END_OF_HEAD, HeadLimits
+from gateway.downstream.head import END_OF_HEAD
+from gateway.downstream.open_connections import OpenConnections
 from gateway.downstream.refusal import FAILED, TOO_MANY_CONNECTIONS, Refusal, Refused, head_timeout
 from gateway.downstream.request import ClientRequest, Relay
-from gateway.downstream.settings import DownstreamSettings
 from gateway.upstream.lost_peer import notice_lost_peer
 
 MAX_WAITING_BYTES: Final = 65_536
@@ -46,67 +43,15 @@ NUM_TURNED_AWAY_GENTLY: Final = 32
 
 _CR: Final = 0x0D
 
-Handler = Callable[[ClientRequest], None]
-
-
-class OpenConnections:
-    """What all client connections of one server have in common."""
-
-    def __init__(
-        self,
-        handler: Handler,
-        settings: DownstreamSettings,
-        *,
-        limit: int,
-        on_refusal: Callable[[Refusal], None] | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self.handler, self.settings, self.on_refusal, self.clock = handler, settings, on_refusal, clock
-        self.head_limits = HeadLimits(settings)
-        self.all: set[ClientConnection] = set()
-        self.is_leaving = False  # each answer ends its connection, so that clients go elsewhere
-        self._limit = limit
-        self._on_count: Callable[[int], None] | None = None
-
-    def watch(self, on_count: Callable[[int], None]) -> None:
-        """Tell `on_count` how many there are, whenever that changes."""
-        self._on_count = on_count
-
-    def add(self, connection: ClientConnection) -> int:
-        """Return by how many the limit is exceeded now."""
-        self.all.add(connection)
-        if self._on_count is not None:
-            self._on_count(len(self.all))
-        return len(self.all) - self._limit
-
-    def discard(self, connection: ClientConnection) -> None:
-        self.all.discard(connection)
-        if self._on_count is not None:
-            self._on_count(len(self.all))
-
 
 class ClientConnection(asyncio.Protocol):
     """The protocol object of one socket. Made by the server for each accepted one."""
 
     __slots__ = (
-        "_body_wanted_s",
-        "_half_close",
-        "_is_deaf",
-        "_is_reading_paused",
-        "_is_resuming",
-        "_open",
-        "_receiving",
-        "_stalled_bytes",
-        "_waiting",
-        "_waiting_at",
-        "deadline_s",
-        "is_writing_paused",
-        "relay",
-        "request",
-        "settings",
-        "stall_deadline_s",
-        "transport",
-    )
+        "_body_wanted_s", "_half_close", "_is_deaf", "_is_reading_paused", "_is_resuming", "_open",
+        "_receiving", "_stalled_bytes", "_waiting", "_waiting_at", "deadline_s", "is_writing_paused", "relay",
+        "request", "settings", "stall_deadline_s", "transport",
+    )  # fmt: skip
 
     def __init__(self, open_connections: OpenConnections) -> None:
         self._open = open_connections
@@ -262,7 +207,7 @@ class ClientConnection(asyncio.Protocol):
     # -- requests
 
     def _read_head(self, data: bytes, at: int, scanned: int) -> None:
-        """Begin the request whose head stands in `data` at `at`, where `scanned` bytes are known to be head."""
+        """Begin the request whose head is in `data` at `at`; its first `scanned` bytes hold no end of it."""
         while data[at] == _CR and data.startswith(b"\r\n", at):  # RFC 9112, 2.2
             at, scanned = at + 2, 0
             if at == len(data):
@@ -282,7 +227,9 @@ class ClientConnection(asyncio.Protocol):
             request.body = data[end : end + num_bytes]
             end += num_bytes
         elif num_bytes or request.is_chunked:
-            self._begin_body(request, data[end:])
+            request.incoming = SizedBody(num_bytes) if num_bytes else ChunkedBody()
+            self.request = self._receiving = request
+            self._take_body(request, data[end:])
             self._serve(request)
             return
         request.is_complete = True
@@ -350,20 +297,17 @@ class ClientConnection(asyncio.Protocol):
 
     # -- bodies that do not come with their head
 
-    def _begin_body(self, request: ClientRequest, data: bytes) -> None:
-        length = request.content_length
-        request.incoming = SizedBody(length) if length is not None else ChunkedBody()
-        self.request = self._receiving = request
-        if data:
-            self._take_body(request, data)
-
     def _take_body(self, request: ClientRequest, data: bytes) -> None:
         incoming = request.incoming
         assert incoming is not None
         try:
             end = incoming.feed(data)
         except BrokenBody:
-            self._give_body_up(request)
+            self._is_deaf = True  # where the next request begins cannot be known
+            self.deadline_s = math.inf
+            request.break_body()
+            if self.request is None:  # it was answered before
+                self._end(lingers=True)
             return
         if incoming.is_complete:
             self._receiving = None
@@ -379,14 +323,6 @@ class ClientConnection(asyncio.Protocol):
             request.check_body(now_s - self._body_wanted_s)
         elif self.request is not None and incoming.num_bytes > MAX_WAITING_BYTES:
             self._pause_reading()
-
-    def _give_body_up(self, request: ClientRequest) -> None:
-        """Where the body ends cannot be known, so nothing behind it can be read."""
-        self._is_deaf = True
-        self.deadline_s = math.inf
-        request.break_body()
-        if self.request is None:  # it was answered before
-            self._end(lingers=True)
 
     def _skip_body(self, request: ClientRequest) -> None:
         """The answer did not need the body: throw the rest away, if that does not take too long."""
@@ -410,7 +346,7 @@ class ClientConnection(asyncio.Protocol):
         self._end(lingers=lingers)
 
     def _end(self, *, lingers: bool) -> None:
-        """Close; before that, read for a while what the client is still sending, so that it reads our answer."""
+        """Close; before that, perhaps, read what the client is still sending, so that it sees our answer."""
         self._is_deaf = True
         self._waiting, self._receiving = b"", None
         transport = self.transport

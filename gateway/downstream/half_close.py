@@ -1,12 +1,13 @@
 """A client that has sent FIN: has it gone, or does it only send no more?
 
-Both send the same FIN. The first must stop the engine at once, the second must be served. The difference shows
-only when something is sent: the kernel of a gone client answers with a reset. So on FIN during a complete
-HTTP/1.1 request we send what a client must ignore: `100 Continue` before the answer (RFC 9110, 15.2: any client
-must be able to parse it; http.client skips no other interim status), an SSE comment inside an event stream; in
-any other body the next bytes do that work. The first probe draws the reset, the next write meets it, so probes
-follow each other quickly and then slow down; there are at most five, because Go's client refuses more interim
-answers. HTTP/1.0 and TLS have no such probe: there, and for a request that is not complete, FIN means gone.
+Both send the same FIN. The first must stop the engine at once, the second must be served. The difference
+shows only when something is sent: the kernel of a gone client answers with a reset. So on FIN during a
+complete HTTP/1.1 request we send what a client must ignore: `100 Continue` before the answer (RFC 9110,
+15.2: any client must be able to parse it; http.client skips no other interim status), an SSE comment inside
+an event stream; in any other body the next bytes do that work. The first probe draws the reset, the next
+write meets it, so probes follow each other quickly and then slow down; there are at most five, because Go's
+client refuses more interim answers. HTTP/1.0 and TLS have no such probe: there, and for a request that is
+not complete, FIN means gone.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ Pure: knows no socket and no body.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import unquote
 
@@ -31,6 +32,11 @@ END_OF_HEAD: Final = b"\r\n\r\n"
 
 MIN_HEAD_LIMIT_BYTES: Final = 65_536
 """Whole heads up to this size are read whatever the limits of a line and a field are."""
+
+_ABSOLUTE_FORM: Final = re.compile(
+    r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^][/?#@:]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?(?:[/?#].*)?"
+)
+_MAX_PORT: Final = 65_535
 
 _HOST, _LENGTH, _CODING, _CONNECTION, _REQUEST_ID, _ENCODING = 1, 2, 3, 4, 5, 6
 _ROLES: Final = HeaderNames(
@@ -60,13 +66,15 @@ class HeadLimits:
         """Raise Refused for the beginning of a head that cannot become a good one."""
         if len(raw) > self.max_head_bytes:
             raise Refused(head_too_large(self.max_head_bytes))
-        line_end = raw.find(b"\n", 0, self.max_line_bytes + 2)
+        line_end = raw.find(b"\r\n", 0, self.max_line_bytes + 2)
         if line_end >= 0:
-            _read_request_line(raw[: line_end - 1] if raw[line_end - 1 : line_end] == b"\r" else b"")
+            _read_request_line(raw[:line_end])
         elif len(raw) > self.max_line_bytes + 1:
             raise Refused(line_too_long(self.max_line_bytes))
-        elif not raw[:1].isalpha():
+        elif not raw[:1].isupper():
             raise Refused(NOT_HTTP)
+        if raw.count(b"\n") != raw.count(b"\r\n"):
+            raise Refused(MALFORMED)
 
 
 class RequestHead:
@@ -97,7 +105,7 @@ class RequestHead:
         if line_end > limits.max_line_bytes:
             raise Refused(line_too_long(limits.max_line_bytes))
         self._judge(raw)
-        self.method, self.raw_path, self.is_http11 = _read_request_line(raw[:line_end])
+        self.method, self.raw_path, self.is_http11 = _REQUEST_LINES[raw[:line_end]]
         if len(self.raw_headers) != raw.count(b"\n") - 2:
             raise Refused(MALFORMED)  # a line that is not one field
         if b" \r\n" in raw or b"\t\r\n" in raw:
@@ -188,16 +196,44 @@ class RequestHead:
 def _read_request_line(line: bytes) -> tuple[str, str, bool]:
     """Return method, target and whether it is HTTP/1.1, not 1.0. Raises Refused for anything else."""
     parts = line.split(b" ")
-    if len(parts) != 3 or not line.isascii():
+    if len(parts) != 3 or not line.isascii() or not line[:1].isupper():
         raise Refused(NOT_HTTP)
     version = parts[2]
-    target = parts[1].decode("ascii")
     is_http11 = version == b"HTTP/1.1"
-    if not (is_http11 or version == b"HTTP/1.0") or not target.isprintable():
+    if not is_http11 and version != b"HTTP/1.0":
         raise Refused(NOT_HTTP)
-    return parts[0].decode("ascii"), target, is_http11
+    method, target = parts[0].decode("ascii"), parts[1].decode("ascii")
+    if not target.startswith("/"):
+        _check_other_form(method, target)
+    elif not target.isprintable():
+        raise Refused(MALFORMED)
+    return method, target, is_http11
+
+
+def _check_other_form(method: str, target: str) -> None:
+    """Raise Refused unless the target has one of the forms of RFC 9112, 3.2, that the method may have."""
+    if method == "CONNECT" or (method == "OPTIONS" and target == "*"):
+        return
+    absolute = _ABSOLUTE_FORM.fullmatch(target)
+    if absolute is None or int(absolute["port"] or 0) > _MAX_PORT or not target.isprintable():
+        raise Refused(MALFORMED)
 
 
 def _keeps_alive(connection: bytes, is_http11: bool) -> bool:
     tokens = {token.strip() for token in connection.lower().split(b",")}
     return b"close" not in tokens and (is_http11 or b"keep-alive" in tokens)
+
+
+class _RequestLines(dict[bytes, tuple[str, str, bool]]):
+    """What request lines say. A gateway meets the same few again and again; remembering changes no answer."""
+
+    def __missing__(self, line: bytes) -> tuple[str, str, bool]:
+        meaning = _read_request_line(line)
+        if len(line) <= _MAX_REMEMBERED_LINE_BYTES and len(self) < _MAX_REMEMBERED_LINES:
+            self[line] = meaning
+        return meaning
+
+
+_MAX_REMEMBERED_LINES: Final = 256
+_MAX_REMEMBERED_LINE_BYTES: Final = 128
+_REQUEST_LINES: Final = _RequestLines()

@@ -1,12 +1,13 @@
 """One request of a client, from its head on: what it says, its body when that has come, and its answer.
 
-The connection makes it when the head has been read, and gives it to the handler at once. When the body came in
-the same read, which is the usual case, `is_complete` is true and nothing needs to be awaited; else `read_body`
-waits for the rest, within a size and a time. The answer is one call of `answer`, or a `ClientRelay`.
+The connection makes it when the head has been read, and gives it to the handler at once. When the body came
+in the same read, which is the usual case, `is_complete` is true and nothing needs to be awaited; else
+`read_body` waits for the rest, within a size and a time. The answer is one call of `answer`, or a
+`ClientRelay`.
 
-Decisions: the size limit holds for the bytes as received and is checked before the first byte is read where the
-length is declared; `100 Continue` is sent only for a body we are willing to read; a body must not stall, nor
-trickle.
+Decisions: the size limit holds for the bytes as received and is checked before the first byte is read where
+the length is declared; `100 Continue` is sent only for a body we are willing to read; a body must not stall,
+nor trickle.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ class ClientRequest(RequestHead):
     async def read_body(self) -> bytes:
         """Return the whole body as received (transfer coding removed, content coding kept).
 
-        Raises BodyTooLarge, RequestTimeout, BadRequest or ExpectationFailed; the answer then closes the
-        connection. Raises ConnectionResetError when the client has gone.
+        Raises BodyTooLarge, RequestTimeout, BadRequest or ExpectationFailed; the answer closes the connection
+        then, unless all of the body is here. Raises ConnectionResetError when the client has gone.
         """
         limit_bytes = self.connection.settings.max_body_bytes
         if self.content_length is not None and self.content_length > limit_bytes:

@@ -23,7 +23,8 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     max_request_line_bytes: int = 32_768
     """Maximum length of the request line. Longer ones get 431."""
     max_header_field_bytes: int = 32_768
-    """Maximum length of one header field, name and value. Longer ones get 431."""
+    """Maximum length of one header field, name and value. Longer ones get 431. The request line and all
+    fields together may be as long as the sum of both maxima, and at least 64 KiB."""
     max_headers: int = 256
     """Maximum number of header fields of a request. More get 431."""
     max_connections: int | None = None
@@ -31,8 +32,8 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     open files, because each request may need a second descriptor for its backend."""
     keep_alive_timeout_s: float = 75.0
     """How long a connection may be idle between requests, and how long the head of a request may take to
-    arrive. The default is above the idle timeout of common load balancers (60 s), so that they close
-    first."""
+    arrive after its first byte (then 408). The default is above the idle timeout of common load balancers
+    (60 s), so that they close first."""
     body_idle_timeout_s: float = 60.0
     """How long a client may pause while it sends a request body. Then it gets 408."""
     body_min_bytes_per_s: int = 256

@@ -133,5 +133,6 @@ class Servers:
             await self._server.close(grace_s=CLEANUP_TIMEOUT_S)
         if self._runner is not None:
             await self._runner.cleanup()
+            self._runner = None
         for sock in self._inherited.values():  # never used
             sock.close()

@@ -37,6 +37,43 @@ SMUGGLING = {
     "cr in a value": b"POST / HTTP/1.1\r\nHost: t\r\nX: a\rb\r\nContent-Length: 2\r\n\r\n{}",
     "no version": b"POST /\r\nHost: t\r\n\r\n",
     "unknown version": b"POST / HTTP/9.9\r\nHost: t\r\n\r\n",
+    "version 0.9": b"POST / HTTP/0.9\r\nHost: t\r\n\r\n",
+    "version 2.0": b"POST / HTTP/2.0\r\nHost: t\r\n\r\n",
+    "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "another protocol": b"GET / RTSP/1.0\r\nHost: t\r\n\r\n",
+    "two spaces": b"POST  / HTTP/1.1\r\nHost: t\r\n\r\n",
+    "tab in the line": b"POST\t/ HTTP/1.1\r\nHost: t\r\n\r\n",
+    "space behind the version": b"POST / HTTP/1.1 \r\nHost: t\r\n\r\n",
+    "lower-case method": b"post / HTTP/1.1\r\nHost: t\r\n\r\n",
+    "unknown method": b"SMUGGLE / HTTP/1.1\r\nHost: t\r\n\r\n",
+    "bare cr before": b"\rGET / HTTP/1.1\r\nHost: t\r\n\r\n",
+    "bare lf before": b"\nGET / HTTP/1.1\r\nHost: t\r\n\r\n",
+    "bare lf behind a field": b"GET / HTTP/1.1\r\nHost: t\nX: a\r\n\r\n",
+    "path without a slash": b"GET a/b HTTP/1.1\r\nHost: t\r\n\r\n",
+    "asterisk": b"GET * HTTP/1.1\r\nHost: t\r\n\r\n",
+    "absolute without a host": b"GET http:///a HTTP/1.1\r\nHost: t\r\n\r\n",
+    "absolute with a bad port": b"GET http://h:99999/a HTTP/1.1\r\nHost: t\r\n\r\n",
+    "absolute with a user": b"GET http://u@h/a HTTP/1.1\r\nHost: t\r\n\r\n",
+    "coding and length": b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Length: 4\r\n\r\n0\r\n\r\n",
+    "coding before chunked": b"POST / HTTP/1.1\r\nHost: t\r\n"
+    b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "identity": b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: identity\r\n\r\n",
+    "no coding": b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding:\r\n\r\n",
+    "quoted coding": b'POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: "chunked"\r\n\r\n0\r\n\r\n',
+    "coding with a parameter": b"POST / HTTP/1.1\r\nHost: t\r\n"
+    b"Transfer-Encoding: chunked;q=1\r\n\r\n0\r\n\r\n",
+    "vertical tab before chunked": b"POST / HTTP/1.1\r\nHost: t\r\n"
+    b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "chunked in HTTP/1.0": b"POST / HTTP/1.0\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "empty length": b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length:\r\n\r\n",
+    "huge length": b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    "field without a colon": b"POST / HTTP/1.1\r\nHost: t\r\nX\r\n\r\n",
+    "field without a name": b"POST / HTTP/1.1\r\nHost: t\r\n: a\r\n\r\n",
+    "folded first field": b"POST / HTTP/1.1\r\n Host: t\r\n\r\n",
+    "tab folds": b"POST / HTTP/1.1\r\nHost: t\r\nX: a\r\n\tb\r\n\r\n",
     "tls on a plain port": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 32,
     "garbage": b"\x00\x01\x02\x03\r\n\r\n",
 }
@@ -122,6 +159,19 @@ async def test_header_limits(server: RelayServer, data: bytes, status: int) -> N
     assert response.status == status
     if status == 431:
         assert json.loads(response.body)["error"]["code"] == "headers_too_large"
+
+
+async def test_a_head_as_a_whole_is_limited(backend: FakeBackend) -> None:
+    """Many fields, each within its own limit, are 431 together; larger limits of one allow a larger whole."""
+    fields = [f"x-{i}: {'v' * 1_000}" for i in range(80)]
+    wider = DownstreamSettings(max_header_field_bytes=100_000)
+    for limits, status in ((DownstreamSettings(), 431), (wider, 200)):
+        async with (
+            RelayServer(backend.base_url, downstream=limits) as server,
+            RawClient(server.port) as client,
+        ):
+            await client.send(post("/", b"{}", *fields))
+            assert (await client.read_response()).status == status
 
 
 async def test_limits_are_configurable(backend: FakeBackend) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Self
 
-from gateway.downstream.connection import ClientConnection
+from gateway.downstream.open_connections import OpenConnection
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.relay import ClientRelay
 from gateway.downstream.request import ClientRequest
@@ -69,7 +69,7 @@ class RelayServer:
         await self.pool.close()
 
     @property
-    def connections(self) -> Collection[ClientConnection]:
+    def connections(self) -> Collection[OpenConnection]:
         return self._server.connections
 
     async def wait_idle(self, timeout_s: float = 5.0) -> None:
