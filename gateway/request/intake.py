@@ -7,13 +7,12 @@ while nothing was sent. Whoever calls `read` calls `settle` once, however the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from gateway.limits.allowance import estimated_tokens
 from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.request.body_helper import FactsReader
-from gateway.request.turn import Turn
+from gateway.request.turn import Turn, Waiting
 from gateway.routing.key_watch import KeyWatch
 from gateway.tenants.gatekeeper import Gatekeeper
 from gateway.tenants.tenant import Tenant
@@ -40,7 +39,7 @@ class Intake:
         self._gatekeeper, self._limiter = gatekeeper, limiter
         self.recognise, self.prove = gatekeeper.recognise, gatekeeper.prove
 
-    def read(self, turn: Turn) -> Coroutine[Any, Any, None] | None:
+    def read(self, turn: Turn) -> Waiting | None:
         """Fill in the turn's tenant, body, facts and charge; a coroutine that does so where it must wait.
 
         Raises GatewayError.
@@ -60,7 +59,7 @@ class Intake:
         if waiting is not None:
             await waiting
 
-    def _understand(self, turn: Turn) -> Coroutine[Any, Any, None] | None:
+    def _understand(self, turn: Turn) -> Waiting | None:
         route, request = turn.route, turn.request
         options: ParseOptions = {
             "tenant": turn.tenant.name,
@@ -80,7 +79,7 @@ class Intake:
         if waiting is not None:
             await waiting
 
-    def _judge(self, turn: Turn, facts: RequestFacts) -> Coroutine[Any, Any, None] | None:
+    def _judge(self, turn: Turn, facts: RequestFacts) -> Waiting | None:
         tenant = turn.tenant
         tenant.check_request(facts)
         turn.facts = self._key_watch.judge(facts)

@@ -6,9 +6,9 @@ code of the next request has pushed the code of the last one out of the processo
 wait here, in order, and are written down together.
 
 Invariants. Order is kept, and a batch leaves exactly what one by one would have left. Nobody sees a number
-before the batch that changes it: the ledger is drained before a full decision, before a session with a turn in
-it is looked up, before a page or an admin answer, at `MAX_TURNS` turns or `MAX_DELAY_S` seconds, and at the end.
-A turn that is traced, or whose stored answer others may ask for, waits for nobody.
+before the batch that changes it: the ledger is drained before a full decision, before a session with a turn
+in it is looked up, before a page or an admin answer, at `MAX_TURNS` turns or `MAX_DELAY_S` seconds, and at
+the end. A turn that is traced, or whose stored answer others may ask for, waits for nobody.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@
     7 record     always and exactly once: binding, gauges, usage, one access line
 
 Each step is a plain call over the `Turn`. A step that has to wait (for the rest of the body, the store, a
-connection, a place) returns a coroutine that completes it, and a task takes the turn over from there. An ordinary turn of a bound session needs neither task nor future: the steps run in the
-client's read callback, the rest in the backend's.
+connection, a place) returns a coroutine that completes it, and a task takes the turn over from there. An
+ordinary turn of a bound session needs neither task nor future: the steps run in the client's read callback,
+the rest in the backend's.
 
 Invariants. A reservation is held from step 4 until the attempt has ended, however it ends. After the first
 byte downstream nothing is retried; a stream that breaks ends with an in-band error and an unclean close.
@@ -22,9 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any, Final
 
 from gateway.downstream.relay import ClientRelay
 from gateway.downstream.tunnel import tunnel
@@ -33,20 +32,14 @@ from gateway.request.answer_observer import AnswerObserver
 from gateway.request.attempt import Attempt
 from gateway.request.forward import Forwarder, answer_headers, is_event_stream
 from gateway.request.parts import ProxyParts
+from gateway.request.placing import PLACE_STEP, Placer
 from gateway.request.refuse import refuse
-from gateway.request.turn import Turn
+from gateway.request.turn import Turn, Waiting
 from gateway.routing.failover import may_try_another
 from gateway.routing.health import Outcome
-from gateway.sessions.store import Unknown
 from gateway.upstream.pool import UpstreamPool
-from gateway.values import Affinity, Decision
+from gateway.values import Affinity
 from gateway.wire.error_bodies import stream_error
-
-MAX_BINDING_RACES: Final = 3
-"""How often one request may find that another bound its session first, before it goes on unpinned."""
-
-Waiting = Coroutine[Any, Any, None]
-"""What completes a step that cannot be completed at once."""
 
 
 class Proxy:
@@ -54,14 +47,19 @@ class Proxy:
 
     def __init__(self, parts: ProxyParts) -> None:
         self._parts = parts
-        self._clock, self._router, self._sessions = parts.clock, parts.router, parts.sessions
-        self._tracing, self._admission = parts.tracing, parts.admission
-        self._has_backend_gates = parts.admission.has_backend_gates
-        self.intake = parts.intake
-        self._forwarder = Forwarder(parts)
+        self._clock, self._tracing = parts.clock, parts.tracing
         self._in_flight, self._ledger = parts.in_flight, parts.ledger
-        self._steps = (self.intake.read, self._look_up, self._admit, self._place, self._bind, self._forward)
-        self._place_step = self._steps.index(self._place)
+        self.intake, self._forwarder, self._placer = parts.intake, Forwarder(parts), Placer(parts)
+        placer = self._placer
+        self._steps = (
+            self.intake.read,
+            placer.look_up,
+            placer.admit,
+            placer.place,
+            placer.bind,
+            self._forward,
+        )
+        assert self._steps[PLACE_STEP] == placer.place
 
     @property
     def num_in_flight(self) -> int:
@@ -75,7 +73,7 @@ class Proxy:
             request = turn.request
             turn.trace = self._tracing.begin(turn.api, request.method, turn.route.path, request.raw_headers)
         try:
-            self._admission.check_arrival(len(self._in_flight))
+            self._parts.admission.check_arrival(len(self._in_flight))
         except Overloaded as error:
             self._refuse(turn, error)
         else:
@@ -125,155 +123,6 @@ class Proxy:
             else:
                 assert turn.outcome.error is not None, "only `leave` and `end` cancel"
                 self._refuse(turn, turn.outcome.error)
-
-    # -- 2 look up
-
-    def _look_up(self, turn: Turn) -> Waiting | None:
-        facts = turn.facts
-        key, answer_key = facts.session_key, facts.answer_key
-        if answer_key is not None and turn.tenant.is_known:
-            return self._look_up_answer(turn)
-        if key is not None:
-            if key in self._ledger.keys:
-                self._ledger.drain()
-            binding = self._sessions.peek(key)
-            if isinstance(binding, Unknown):
-                return self._ask_store(turn)
-            turn.placement.binding = binding
-        return None
-
-    async def _ask_store(self, turn: Turn) -> None:
-        assert turn.facts.session_key is not None
-        turn.placement.binding = await self._sessions.get(turn.facts.session_key, turn.store_deadline_s)
-
-    async def _look_up_answer(self, turn: Turn) -> None:
-        """The request builds on a stored answer: it must be one of this tenant's."""
-        facts, sessions = turn.facts, self._sessions
-        if facts.session_key is not None:
-            await self._ask_store(turn)
-        binding = turn.placement.binding
-        if facts.answer_key != facts.session_key:
-            assert facts.answer_key is not None
-            binding = await sessions.get(facts.answer_key, turn.store_deadline_s)
-        turn.tenant.check_answer(binding)
-
-    def _admit(self, turn: Turn) -> Waiting | None:
-        self._parts.retries.deposit()
-        if self._admission.try_enter():
-            turn.placement.holds_place = True
-            return None
-        return self._queue(turn)
-
-    async def _queue(self, turn: Turn) -> None:
-        self._take_ticket(turn)
-        assert turn.placement.ticket is not None
-        await self._admission.wait(turn.placement.ticket)
-        turn.placement.holds_place = True
-
-    def _take_ticket(self, turn: Turn) -> None:
-        """Follow-up turns come before new sessions: their history is computed already, and fades."""
-        placement = turn.placement
-        if placement.ticket is None:
-            is_follow_up = turn.facts.is_follow_up or placement.binding is not None
-            placement.ticket = self._admission.ticket(
-                is_follow_up=is_follow_up, priority=turn.tenant.priority
-            )
-
-    # -- 3 decide, 4 reserve
-
-    def _place(self, turn: Turn) -> Waiting | None:
-        decision = self._decide(turn)
-        if self._has_backend_gates and not self._admission.try_enter_backend(decision.backend_id):
-            return self._choose(turn)
-        self._reserve(turn, decision)
-        return None
-
-    async def _choose(self, turn: Turn) -> None:
-        """The chosen backend is full: decide again when it, or a better one, has a place."""
-        self._take_ticket(turn)
-        assert turn.placement.ticket is not None
-        self._reserve(turn, await self._admission.choose(partial(self._decide, turn), turn.placement.ticket))
-
-    def _decide(self, turn: Turn) -> Decision:
-        self._ledger.drain()
-        now_s, placement = self._clock(), turn.placement
-        return self._router.decide(
-            turn.facts,
-            placement.binding,
-            now_s,
-            excluded=placement.tried,
-            avoided=self._admission.avoided(now_s),
-            by_ring=placement.is_store_away,
-        )
-
-    def _reserve(self, turn: Turn, decision: Decision) -> None:
-        """Count in-flight and work on the chosen backend, until `_release`."""
-        placement = turn.placement
-        placement.decision, placement.affinity = decision, decision.affinity
-        backend = self._parts.fleet.view.get(decision.backend_id)
-        placement.epoch = backend.epoch if backend is not None else 0
-        placement.reservation = self._router.reserve(turn.facts, decision, self._clock())
-
-    def _release(self, turn: Turn) -> None:
-        """Give a place on a backend back before the turn has ended: another backend follows, or none."""
-        reservation, turn.placement.reservation = turn.placement.reservation, None
-        if reservation is not None:
-            self._router.release(reservation, self._clock(), None, completed=False)
-            if self._has_backend_gates:
-                self._admission.leave_backend(reservation.backend_id)
-
-    # -- the session's home agrees with the decision
-
-    def _bind(self, turn: Turn) -> Waiting | None:
-        facts, placement = turn.facts, turn.placement
-        if facts.session_key is None or not facts.sets_binding or placement.is_store_away:
-            return None
-        if placement.affinity is Affinity.HIT or placement.num_races >= MAX_BINDING_RACES:
-            return None
-        return self._claim(turn)
-
-    async def _claim(self, turn: Turn) -> None:
-        """Claim or move the session. Back to step 3 when somebody else has bound it meanwhile."""
-        try:
-            agrees = await self._agree(turn)
-        except BaseException:
-            self._release(turn)
-            raise
-        if not agrees:
-            self._release(turn)
-            turn.placement.num_races += 1
-            turn.step = self._place_step
-
-    async def _agree(self, turn: Turn) -> bool:
-        placement, key = turn.placement, turn.facts.session_key
-        binding, backend_id = placement.binding, turn.backend_id
-        assert key is not None
-        assert backend_id is not None
-        if binding is None:
-            held = await self._sessions.claim(
-                key, backend_id, placement.epoch, deadline_s=turn.store_deadline_s
-            )
-        else:
-            held = await self._sessions.rebind(
-                key,
-                binding.version,
-                backend_id,
-                placement.epoch,
-                binding.context_tokens,
-                deadline_s=turn.store_deadline_s,
-            )
-        if held is None:
-            # No store to ask. A session with a known home goes on; for any other the ring alone decides, on
-            # every replica alike.
-            placement.is_store_away = binding is None
-            return binding is not None
-        placement.binding = held
-        if held.backend_id != backend_id:
-            return held.backend_id in placement.tried
-        if binding is not None:
-            assert placement.decision is not None
-            placement.moved_reason, placement.moved_from = placement.decision.reason, binding.backend_id
-        return True
 
     # -- 5 forward
 
@@ -351,7 +200,7 @@ class Proxy:
     def _on_first_token(self, turn: Turn) -> None:
         now_s = turn.outcome.first_token_s = self._clock()
         if turn.placement.reservation is not None:
-            self._router.first_token(turn.placement.reservation, now_s)
+            self._parts.router.first_token(turn.placement.reservation, now_s)
 
     def on_complete(self, turn: Turn) -> None:
         """The last byte has been written to the client."""
@@ -403,7 +252,7 @@ class Proxy:
         placement = turn.placement
         turn.attempt = None
         self._forwarder.note_failure(turn, error)
-        self._release(turn)
+        self._placer.release(turn)
         if turn.trace is not None:
             turn.trace.fail_attempt(error)
         if not (
@@ -415,7 +264,7 @@ class Proxy:
         self._parts.metrics.retries[error.code] += 1.0
         assert turn.backend_id is not None
         placement.tried |= {turn.backend_id}
-        turn.step = self._place_step
+        turn.step = PLACE_STEP
 
     # -- ends before its time
 
@@ -480,11 +329,7 @@ class Proxy:
         if attempt is not None:
             attempt.abort()  # does nothing after a complete answer
         turn.request.on_gone = None
-        placement = turn.placement
-        if self._has_backend_gates and placement.reservation is not None:
-            self._admission.leave_backend(placement.reservation.backend_id)
-        if placement.holds_place:
-            self._admission.leave()
+        self._placer.leave(turn)
         self._in_flight.discard(turn)
         self.intake.settle(turn)
         self._ledger.add(turn)

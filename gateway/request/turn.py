@@ -7,7 +7,8 @@ A `Turn` is filled in by the steps of `proxy`, belongs to one request, and is re
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +26,9 @@ from gateway.wire.routes import Route
 
 if TYPE_CHECKING:
     from gateway.request.attempt import Attempt
+
+Waiting = Coroutine[Any, Any, None]
+"""What completes a step that cannot be completed at once."""
 
 _UNREAD = RequestFacts(api=Api.OTHER)
 

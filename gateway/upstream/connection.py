@@ -48,7 +48,7 @@ READ_SIZE_BYTES: Final = 262_144
 
 
 class Phase(enum.IntEnum):
-    """Where a connection stands with the request it serves. Integers, because their hash is no Python code."""
+    """Where a connection stands with the request it serves. (An IntEnum hashes without Python code.)"""
 
     IDLE = enum.auto()  # open, serves nothing
     SENT = enum.auto()  # request written, no byte of an answer yet
