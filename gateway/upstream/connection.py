@@ -4,13 +4,8 @@ Decision: httptools (llhttp, strict) is the judge of framing; conflicting length
 fail the answer and close the connection. A connection is reused only after a complete answer with
 keep-alive, with nothing behind it and the whole request sent.
 
-The phases and the moves between them are the table `_NEXT`; an illegal move is an assertion, not a state:
-
-    IDLE ──▶ SENT ──▶ HEAD ──▶ BODY ──▶ COMPLETE ──▶ IDLE
-                        └────▶ TUNNEL                       each of them ──▶ CLOSED
-
 Invariant: `deadline_s` always says when the current phase is over. The pool's clock compares it, so no
-phase can hang and no timer is made per request:
+phase (see `phase`) can hang and no timer is made per request:
 
     IDLE            now + idle_expiry_s            -> closed
     SENT, HEAD      sent + first_byte_timeout_s    -> UpstreamTimeout; header bytes that drip do not help
@@ -24,7 +19,6 @@ Knows nothing of pools' bounds, of retries or of clients.
 from __future__ import annotations
 
 import asyncio
-import enum
 import math
 from typing import Final, Protocol, cast
 
@@ -38,7 +32,9 @@ from gateway.errors import (
     UpstreamTruncated,
 )
 from gateway.upstream.answer import UpstreamAnswer
+from gateway.upstream.framing import Refused, framing_error, read_framing
 from gateway.upstream.lost_peer import notice_lost_peer
+from gateway.upstream.phase import NEXT, Phase
 from gateway.upstream.settings import UpstreamSettings
 
 GOODBYE_S: Final = 5.0
@@ -46,28 +42,6 @@ GOODBYE_S: Final = 5.0
 READ_SIZE_BYTES: Final = 262_144
 """What one read of the socket may bring (asyncio and uvloop alike)."""
 
-
-class Phase(enum.IntEnum):
-    """Where a connection stands with the request it serves. (An IntEnum hashes without Python code.)"""
-
-    IDLE = enum.auto()  # open, serves nothing
-    SENT = enum.auto()  # request written, no byte of an answer yet
-    HEAD = enum.auto()  # the head has begun to arrive
-    BODY = enum.auto()  # the head is complete
-    COMPLETE = enum.auto()  # the answer is complete, and the connection not yet given back
-    TUNNEL = enum.auto()  # the backend has switched protocols
-    CLOSED = enum.auto()  # closing or closed; serves nothing any more
-
-
-_NEXT: Final = {
-    Phase.IDLE: frozenset({Phase.SENT, Phase.CLOSED}),
-    Phase.SENT: frozenset({Phase.HEAD, Phase.CLOSED}),
-    Phase.HEAD: frozenset({Phase.BODY, Phase.TUNNEL, Phase.CLOSED}),
-    Phase.BODY: frozenset({Phase.COMPLETE, Phase.CLOSED}),
-    Phase.COMPLETE: frozenset({Phase.IDLE, Phase.CLOSED}),
-    Phase.TUNNEL: frozenset({Phase.CLOSED}),
-    Phase.CLOSED: frozenset({Phase.CLOSED}),
-}
 
 _IDLE, _SENT, _HEAD, _BODY, _COMPLETE, _TUNNEL, _CLOSED = Phase
 
@@ -130,7 +104,7 @@ class UpstreamConnection(asyncio.Protocol):
         return f"<UpstreamConnection {self.phase.name}{paused}>"
 
     def _enter(self, phase: Phase) -> None:
-        assert phase in _NEXT[self.phase], f"{self.phase} -> {phase}"
+        assert phase in NEXT[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
 
     # -- for the pool
@@ -235,7 +209,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         except httptools.HttpParserError as exc:
             if self.phase is not _COMPLETE:
-                self._fail(self._framing_error(exc, is_announced=had_head), is_announced=had_head)
+                self._fail(framing_error(exc, is_announced=had_head), is_announced=had_head)
                 return
             self._keeps_alive = False  # a complete answer with something behind it
         phase = self.phase
@@ -289,7 +263,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self.phase is _COMPLETE:
-            raise _Refused("it sent more than one answer")
+            raise Refused("it sent more than one answer")
 
     def on_status(self, reason: bytes) -> None:
         if self._answer is not None:
@@ -305,7 +279,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._header_bytes > settings.max_response_header_bytes
             or len(headers) >= settings.max_response_headers
         ):
-            raise _Refused("its head is larger than max_response_header_bytes or max_response_headers")
+            raise Refused("its head is larger than max_response_header_bytes or max_response_headers")
         headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -319,7 +293,7 @@ class UpstreamConnection(asyncio.Protocol):
             answer.headers.clear()  # interim: the real answer follows
             answer.reason = b""
             return
-        self._read_framing(answer)
+        read_framing(answer)
         answer.status = status
         self._enter(_BODY)
         self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
@@ -328,16 +302,6 @@ class UpstreamConnection(asyncio.Protocol):
             # sees that by itself (no length given).
             self._has_no_body = True
             self._enter(_COMPLETE)
-
-    def _read_framing(self, answer: UpstreamAnswer) -> None:
-        """Note how the body is delimited; llhttp has refused double and conflicting lengths already."""
-        for name, value in answer.headers:
-            if name == b"content-length":
-                answer.content_length = int(value)
-            elif name == b"transfer-encoding":
-                if answer.is_chunked or value.strip().lower() != b"chunked":
-                    raise _Refused(f"its transfer coding {value!r} is not `chunked` alone")
-                answer.is_chunked = True
 
     def on_message_complete(self) -> None:
         if self.phase is _BODY:
@@ -419,16 +383,8 @@ class UpstreamConnection(asyncio.Protocol):
         """Bound what arrives without becoming body: an endless head, chunk extension or trailer."""
         self._num_overhead_bytes += num_bytes
         if self._num_overhead_bytes > self._settings.max_response_header_bytes + READ_SIZE_BYTES:
-            refusal = _Refused("it sent too many bytes of head, chunk sizes or trailers")
-            self._fail(self._framing_error(refusal, is_announced=is_announced))
-
-    def _framing_error(self, exc: Exception, *, is_announced: bool) -> UpstreamError:
-        """Say what was wrong; once the head has been announced it is too late to try another backend."""
-        refusal = exc if isinstance(exc, _Refused) else exc.__context__
-        reason = str(refusal) if isinstance(refusal, _Refused) else f"invalid HTTP/1.1 ({exc})"
-        if is_announced:
-            return UpstreamTruncated(f"the backend's answer broke off: {reason}")
-        return UpstreamProtocolError(f"the backend's answer is not acceptable: {reason}")
+            refusal = Refused("it sent too many bytes of head, chunk sizes or trailers")
+            self._fail(framing_error(refusal, is_announced=is_announced))
 
     def _early_end(self, exc: Exception | None) -> UpstreamError:
         how = "reset" if isinstance(exc, ConnectionError) else "closed"
@@ -436,7 +392,3 @@ class UpstreamConnection(asyncio.Protocol):
             return UpstreamTruncated(f"the backend {how} the connection before its answer was complete")
         message = f"the backend {how} the connection before a complete response head"
         return UpstreamReset(message, is_stale=self.is_reused and self.phase is _SENT)
-
-
-class _Refused(Exception):
-    """Raised inside a parser callback to stop it; its text goes into the error."""

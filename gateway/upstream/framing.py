@@ -1,0 +1,33 @@
+"""How an answer's body is delimited, and what is said of one that is delimited wrongly.
+
+llhttp judges the bytes; here is what it leaves open.
+"""
+
+from __future__ import annotations
+
+from gateway.errors import UpstreamError, UpstreamProtocolError, UpstreamTruncated
+from gateway.upstream.answer import UpstreamAnswer
+
+
+class Refused(Exception):
+    """Raised inside a parser callback to stop it; its text goes into the error."""
+
+
+def read_framing(answer: UpstreamAnswer) -> None:
+    """Note how the body ends. Raises Refused. llhttp has refused double and conflicting lengths already."""
+    for name, value in answer.headers:
+        if name == b"content-length":
+            answer.content_length = int(value)
+        elif name == b"transfer-encoding":
+            if answer.is_chunked or value.strip().lower() != b"chunked":
+                raise Refused(f"its transfer coding {value!r} is not `chunked` alone")
+            answer.is_chunked = True
+
+
+def framing_error(exc: Exception, *, is_announced: bool) -> UpstreamError:
+    """Say what was wrong; once the head has been announced it is too late to try another backend."""
+    refusal = exc if isinstance(exc, Refused) else exc.__context__
+    reason = str(refusal) if isinstance(refusal, Refused) else f"invalid HTTP/1.1 ({exc})"
+    if is_announced:
+        return UpstreamTruncated(f"the backend's answer broke off: {reason}")
+    return UpstreamProtocolError(f"the backend's answer is not acceptable: {reason}")
