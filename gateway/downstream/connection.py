@@ -66,8 +66,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_deaf = False  # what comes is thrown away
         self._is_reading_paused = False
         self._half_close: HalfClose | None = None  # the client has sent FIN, and is served still
-        self._body_wanted_s = 0.0
-        self._stalled_bytes = 0
+        self._body_wanted_s, self._stalled_bytes = 0.0, 0
         self.is_writing_paused = False
         self.deadline_s = self.stall_deadline_s = math.inf
 
@@ -304,9 +303,9 @@ class ClientConnection(asyncio.Protocol):
             end = incoming.feed(data)
         except BrokenBody:
             self._is_deaf = True  # where the next request begins cannot be known
-            self.deadline_s = math.inf
+            self.deadline_s, was_answered = math.inf, self.request is None
             request.break_body()
-            if self.request is None:  # it was answered before
+            if was_answered:
                 self._end(lingers=True)
             return
         if incoming.is_complete:
@@ -314,8 +313,9 @@ class ClientConnection(asyncio.Protocol):
             self.deadline_s = math.inf
             if end < len(data):
                 self._waiting, self._waiting_at = data, end
+            was_answered = self.request is None
             request.complete_body()
-            if self.request is None:  # it was answered before
+            if was_answered:
                 self._go_on()
         elif request.is_wanted:
             now_s = self._open.clock()

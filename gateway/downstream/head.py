@@ -172,9 +172,9 @@ class RequestHead:
             if role == _HOST:
                 num_hosts += 1
             elif role == _REQUEST_ID:
-                self.request_id = value
+                self.request_id = self.request_id or value
             elif role == _ENCODING:
-                self.content_encoding = value.decode("latin-1")
+                self.content_encoding = self.content_encoding or value.decode("latin-1")
             elif role == _CONNECTION:
                 connection += b"," + value
             elif length is not None or is_chunked:

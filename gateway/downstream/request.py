@@ -86,7 +86,7 @@ class ClientRequest(RequestHead):
     __slots__ = (
         "_failure",
         "_is_wanted",
-        "_waiter",
+        "_on_body",
         "body",
         "connection",
         "incoming",
@@ -104,8 +104,8 @@ class ClientRequest(RequestHead):
         self.on_gone: Callable[[], object] | None = None
         """Called once when the client has left before the end of the answer."""
         self._is_wanted = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._failure: GatewayError | None = None
+        self._on_body: Callable[[], None] | None = None
+        self._failure: GatewayError | ConnectionResetError | None = None
 
     # -- for the handler
 
@@ -122,22 +122,46 @@ class ClientRequest(RequestHead):
             self.keeps_alive and not self.connection.is_leaving and (self.is_complete or self._may_skip_body)
         )
 
-    async def read_body(self) -> bytes:
-        """Return the whole body as received (transfer coding removed, content coding kept).
+    def receive(self, on_body: Callable[[], None]) -> None:
+        """Have the rest of the body come. `on_body` is called once, when `take_body` has something to say.
 
-        Raises BodyTooLarge, RequestTimeout, BadRequest or ExpectationFailed; the answer closes the connection
-        then, unless all of the body is here. Raises ConnectionResetError when the client has gone.
+        Not called when the client leaves and `on_gone` is set. Raises GatewayError for a body that is refused
+        before it comes.
         """
-        limit_bytes = self.connection.settings.max_body_bytes
-        if self.content_length is not None and self.content_length > limit_bytes:
+        if self.content_length is not None and self.content_length > self.connection.settings.max_body_bytes:
             self.fail_body(self._too_large())
         if self._failure is not None:
             raise self._failure
-        if not self.is_complete:
-            await self._receive()
-        if len(self.body) > limit_bytes:
+        self._answer_expectation()
+        self._on_body = on_body
+        self._is_wanted = True
+        self.connection.want_body()
+
+    @property
+    def has_failed(self) -> bool:
+        """The body will never be complete; `take_body` says why."""
+        return self._failure is not None
+
+    def take_body(self) -> bytes:
+        """Return the whole body as received (transfer coding removed, content coding kept).
+
+        Raises BodyTooLarge, RequestTimeout, BadRequest or ExpectationFailed; the answer closes the connection
+        where the rest of the body cannot be thrown away. Raises ConnectionResetError for a gone client.
+        """
+        if self._failure is not None:
+            raise self._failure
+        assert self.is_complete
+        if len(self.body) > self.connection.settings.max_body_bytes:
             raise self._too_large()
         return self.body
+
+    async def read_body(self) -> bytes:
+        """Wait for `take_body`, and raise what it raises."""
+        if not self.is_complete:
+            arrived = asyncio.Event()
+            self.receive(arrived.set)
+            await arrived.wait()
+        return self.take_body()
 
     def answer(self, status: int, headers: Iterable[tuple[str, str]], body: bytes = b"") -> None:
         """Send a whole answer of ours, and end the request. Length, date and connection are added here.
@@ -170,8 +194,7 @@ class ClientRequest(RequestHead):
         self.body = self.incoming.join()
         self.incoming = None
         self.is_complete = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._tell_body()
 
     def fail_body(self, error: GatewayError) -> None:
         """Take no more of the body."""
@@ -180,8 +203,7 @@ class ClientRequest(RequestHead):
         self._is_wanted = False
         if self.incoming is not None:
             self.incoming.discard()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
+        self._tell_body()
 
     def check_body(self, elapsed_s: float) -> None:
         """Give up a body that is too large, or too slow. `elapsed_s`: since it was waited for."""
@@ -210,8 +232,9 @@ class ClientRequest(RequestHead):
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
             on_gone()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(ConnectionResetError("the client has gone"))
+        elif self._on_body is not None:
+            self._failure = ConnectionResetError("the client has gone")
+            self._tell_body()
 
     # -- inside
 
@@ -221,15 +244,10 @@ class ClientRequest(RequestHead):
         is_coming = self._is_wanted or self.headers.get("expect") is None
         return self._failure is None and is_coming and self.connection.settings.linger_s > 0
 
-    async def _receive(self) -> None:
-        self._answer_expectation()
-        self._is_wanted = True
-        self.connection.want_body()
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def _tell_body(self) -> None:
+        on_body, self._on_body = self._on_body, None
+        if on_body is not None:
+            on_body()
 
     def _answer_expectation(self) -> None:
         """Invite the body of a client that waits for it (RFC 9110, 10.1.1)."""

@@ -289,7 +289,6 @@ class GatewayParts:
             gatekeeper=self.authentication.gatekeeper,
             limiter=self.limiter,
             store_deadline=self.sessions.deadline,
-            max_body_bytes=config.downstream.max_body_bytes,
         )
 
     def _make_reader(self, config: Config) -> FactsReader:

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from gateway.limits.allowance import estimated_tokens
 from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.request.body_helper import FactsReader
-from gateway.request.turn import Turn, Waiting
+from gateway.request.turn import Parked, Turn, Waiting
 from gateway.routing.key_watch import KeyWatch
 from gateway.tenants.gatekeeper import Gatekeeper
-from gateway.tenants.tenant import Tenant
 from gateway.values import RequestFacts
 from gateway.wire.facts import ParseOptions
 
@@ -30,34 +29,41 @@ class Intake:
         key_watch: KeyWatch,
         gatekeeper: Gatekeeper,
         limiter: TenantLimiter,
-        max_body_bytes: int,
         store_deadline: Callable[[], float],
     ) -> None:
         """`store_deadline` says until when a request that begins now may wait for the session store."""
-        self._store_deadline, self._max_body_bytes = store_deadline, max_body_bytes
+        self._store_deadline = store_deadline
         self._reader, self._key_watch = reader, key_watch
         self._gatekeeper, self._limiter = gatekeeper, limiter
         self.recognise, self.prove = gatekeeper.recognise, gatekeeper.prove
 
-    def read(self, turn: Turn) -> Waiting | None:
-        """Fill in the turn's tenant, body, facts and charge; a coroutine that does so where it must wait.
+    def read(self, turn: Turn) -> Waiting | Parked | None:
+        """Fill in the turn's tenant, body, facts and charge; what it waits for where it cannot do so at once.
 
-        Raises GatewayError.
+        Asks who it is before the body is read. Raises GatewayError.
         """
         request = turn.request
         tenant = self._gatekeeper.recognise(request)
-        if tenant is None or not request.is_complete or len(request.body) > self._max_body_bytes:
-            return self._receive(turn, tenant)
-        turn.tenant, turn.body = tenant, request.body
-        return self._understand(turn)
+        if tenant is None:
+            return self._prove(turn)
+        turn.tenant = tenant
+        return self._receive(turn)
 
-    async def _receive(self, turn: Turn, tenant: Tenant | None) -> None:
-        """Ask who it is before the body is read; then wait for the rest of the body."""
-        turn.tenant = tenant or await self._gatekeeper.prove(turn.request)
-        turn.body = await turn.request.read_body()
-        waiting = self._understand(turn)
+    async def _prove(self, turn: Turn) -> None:
+        turn.tenant = await self._gatekeeper.prove(turn.request)
+        await turn.request.read_body()
+        waiting = self._receive(turn)
         if waiting is not None:
+            assert not isinstance(waiting, Parked), "the body is complete"
             await waiting
+
+    def _receive(self, turn: Turn) -> Waiting | Parked | None:
+        request = turn.request
+        if not request.is_complete and not request.has_failed:
+            request.receive(turn.resume)
+            return Parked.PARKED
+        turn.body = request.take_body()
+        return self._understand(turn)
 
     def _understand(self, turn: Turn) -> Waiting | None:
         route, request = turn.route, turn.request

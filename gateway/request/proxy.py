@@ -34,7 +34,7 @@ from gateway.request.forward import Forwarder, answer_headers, is_event_stream
 from gateway.request.parts import ProxyParts
 from gateway.request.placing import PLACE_STEP, Placer
 from gateway.request.refuse import refuse
-from gateway.request.turn import Turn, Waiting
+from gateway.request.turn import Parked, Turn, Waiting, nothing_waits
 from gateway.routing.failover import may_try_another
 from gateway.routing.health import Outcome
 from gateway.upstream.pool import UpstreamPool
@@ -68,7 +68,7 @@ class Proxy:
     def serve(self, turn: Turn) -> None:
         """Answer one request through `turn.request`, now or later. Never raises."""
         self._in_flight.add(turn, self)
-        turn.request.on_gone = partial(self.leave, turn)
+        turn.request.on_gone, turn.resume = partial(self.leave, turn), partial(self._advance, turn)
         if self._tracing is not None:
             request = turn.request
             turn.trace = self._tracing.begin(turn.api, request.method, turn.route.path, request.raw_headers)
@@ -92,11 +92,15 @@ class Proxy:
                 self._hand_to_task(turn, waiting)
 
     def _next_wait(self, turn: Turn) -> Waiting | None:
+        """Take steps until one has to wait for a coroutine, or is parked, or none is left."""
         steps = self._steps
         while turn.step < len(steps):
             step = steps[turn.step]
             turn.step += 1
             waiting = step(turn)
+            if isinstance(waiting, Parked):
+                turn.step -= 1
+                return None
             if waiting is not None:
                 return waiting
         return None
@@ -328,7 +332,7 @@ class Proxy:
         attempt, turn.attempt = turn.attempt, None
         if attempt is not None:
             attempt.abort()  # does nothing after a complete answer
-        turn.request.on_gone = None
+        turn.request.on_gone, turn.resume = None, nothing_waits
         self._placer.leave(turn)
         self._in_flight.discard(turn)
         self.intake.settle(turn)

@@ -7,7 +7,8 @@ A `Turn` is filled in by the steps of `proxy`, belongs to one request, and is re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import enum
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,7 +31,18 @@ if TYPE_CHECKING:
 Waiting = Coroutine[Any, Any, None]
 """What completes a step that cannot be completed at once."""
 
+
+class Parked(enum.Enum):
+    """Returned by a step that has to be taken again when something calls `Turn.resume`."""
+
+    PARKED = enum.auto()
+
+
 _UNREAD = RequestFacts(api=Api.OTHER)
+
+
+def nothing_waits() -> None:
+    """Of a turn that no proxy serves."""
 
 
 class Placement(msgspec.Struct, kw_only=True):
@@ -105,6 +117,7 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     is_debug: bool = False  # an operator asked to have it told in full
     placement: Placement = msgspec.field(default_factory=Placement)
     outcome: TurnOutcome = msgspec.field(default_factory=TurnOutcome)
+    resume: Callable[[], None] = nothing_waits  # takes the steps that are left; set by the proxy
     step: int = 0  # how many of the proxy's steps have been taken
     task: asyncio.Task[None] | None = None  # the coroutine that has taken the turn over, while it waits
     attempt: Attempt | None = None  # under way at a backend
