@@ -14,7 +14,7 @@ Invariants: nothing is negative. Wait and in-flight counts return to exactly zer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gateway.routing.settings import RoutingSettings
 
@@ -23,6 +23,7 @@ class LoadTable:
     """All columns. Grows with the slots."""
 
     __slots__ = (
+        "_foreign_fresh_until_s",
         "_foreign_until_s",
         "_foreign_wait",
         "_last_prefilled_s",
@@ -47,6 +48,7 @@ class LoadTable:
         self._last_prefilled_s: list[float] = []
         self._foreign_wait: list[float] = []
         self._foreign_until_s: list[float] = []
+        self._foreign_fresh_until_s = math.inf  # nothing is stale before
         self.foreign_requests: list[int] = []
         self.wait: list[float] = []  # own and foreign prefill seconds ahead of a new request
         self.in_flight: list[int] = []
@@ -75,16 +77,6 @@ class LoadTable:
         age = 0.0 if self._origin_s is None else (now_s - self._origin_s) / self._window_s
         return work_s * math.exp(min(50.0, max(0.0, age)))
 
-    def _scale(self, now_s: float) -> float:
-        if self._origin_s is None:
-            self._origin_s = now_s
-        age = (now_s - self._origin_s) / self._window_s
-        if age > 10.0:
-            factor = math.exp(-age)
-            self.recent[:] = [value * factor for value in self.recent]
-            self._origin_s, age = now_s, 0.0
-        return math.exp(max(0.0, age))
-
     def seed(self, joining: Sequence[int], open_slots: Sequence[int], share: float) -> None:
         """Give joining slots a share of the others' mean recent work, and the latest turn. Changes the table.
 
@@ -99,33 +91,44 @@ class LoadTable:
             self.recent[slot] = max(self.recent[slot], mean * share)
             self.turn[slot] = max(self.turn[slot], latest)
 
-    def send(self, slot: int, prefill_s: float, share: float, now_s: float) -> None:
-        """Count a request with this work on the slot; `share` is its effective weight. Changes the table."""
+    def count_sent(self, slot: int, prefill_s: float) -> None:
+        """Count a request with this work on the slot. Changes the table."""
         self.in_flight[slot] += 1
         self.unanswered[slot] += 1
         self._own_wait[slot] += prefill_s
         self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
-        added = prefill_s * self._scale(now_s)  # first, because this may rebase the column
-        self.recent[slot] += added
-        self.turn[slot] += 1.0 / share
 
-    def service_s(self, slot: int, sent_s: float, now_s: float) -> float | None:
-        """Return how long the prefill that ends now has taken. Changes the table: it has ended.
+    def add_recent(self, sent: Iterable[tuple[int, float, float, float]]) -> None:
+        """Count work as recent: (slot, work, effective weight of the slot, time). Changes the table."""
+        recent, turn, window_s = self.recent, self.turn, self._window_s
+        for slot, prefill_s, share, now_s in sent:
+            origin_s = self._origin_s
+            if origin_s is None:
+                origin_s = self._origin_s = now_s
+            age = (now_s - origin_s) / window_s
+            if age > 10.0:
+                factor = math.exp(-age)
+                recent[:] = [value * factor for value in recent]
+                self._origin_s, age = now_s, 0.0
+            recent[slot] += prefill_s * math.exp(max(0.0, age))
+            turn[slot] += 1.0 / share
 
-        A backend runs one prefill after the other. So this one began when it was sent, or when the one before
-        it ended, whichever is later. None while other replicas have load there, which we cannot see.
+    def count_answered(self, slot: int, prefill_s: float, sent_s: float, now_s: float) -> float | None:
+        """Remove the work of one request: it is done, or never will be. Changes the table.
+
+        Returns how long its prefill took: since the request was sent, or since the one before it was
+        prefilled if that was later. None while other replicas have load there, which we cannot see.
         """
-        began_s = max(sent_s, self._last_prefilled_s[slot])
-        self._last_prefilled_s[slot] = max(now_s, self._last_prefilled_s[slot])
-        return None if self._foreign_wait[slot] else max(0.0, now_s - began_s)
-
-    def prefilled(self, slot: int, prefill_s: float) -> None:
-        """Remove the work of one request: it is done, or never will be. Changes the table."""
+        last_s = self._last_prefilled_s[slot]
+        began_s = max(sent_s, last_s)
+        self._last_prefilled_s[slot] = max(now_s, last_s)
         self.unanswered[slot] -= 1
         # exactly zero if nothing is outstanding, because sums of floats drift
         own = self._own_wait[slot] - prefill_s if self.unanswered[slot] else 0.0
-        self._own_wait[slot] = own if own > 0.0 else 0.0
-        self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
+        self._own_wait[slot] = own = own if own > 0.0 else 0.0
+        foreign = self._foreign_wait[slot]
+        self.wait[slot] = own + foreign
+        return None if foreign else max(0.0, now_s - began_s)
 
     def done(self, slot: int) -> None:
         self.in_flight[slot] -= 1
@@ -135,25 +138,41 @@ class LoadTable:
     ) -> None:
         """Take over scraped engine load: what exceeds ours is of other replicas. Changes the table."""
         others_waiting = max(0, num_waiting - self.unanswered[slot])
-        self.foreign_requests[slot] = max(0, num_running + num_waiting - self.in_flight[slot])
-        self._foreign_wait[slot] = others_waiting * mean_prefill_s
-        self._foreign_until_s[slot] = now_s + self._stale_s
-        self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
+        num_others = max(0, num_running + num_waiting - self.in_flight[slot])
+        self._set_foreign(slot, others_waiting * mean_prefill_s, num_others, now_s)
 
     def take_foreign(self, slot: int, work_s: float, num_requests: int, now_s: float) -> None:
         """Take over the load that other replicas report, which is more exact. Changes the table."""
-        self.foreign_requests[slot] = num_requests
-        self._foreign_wait[slot] = work_s
-        self._foreign_until_s[slot] = now_s + self._stale_s
-        self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
+        self._set_foreign(slot, work_s, num_requests, now_s)
 
     def expire_foreign(self, now_s: float) -> None:
-        """Forget load of others that is stale. Changes the table. O(slots), so call it rarely."""
+        """Forget load of others that is stale. Changes the table.
+
+        It looks at the slots only when one may be stale: about once per `load_stale_s`, however often it is
+        called, because each load seen anew is stale that much later.
+        """
+        if now_s <= self._foreign_fresh_until_s:
+            return
+        fresh_until_s = math.inf
         for slot, until_s in enumerate(self._foreign_until_s):
-            if until_s and now_s > until_s:
+            if not until_s:
+                continue
+            if now_s > until_s:
                 self._foreign_until_s[slot] = self._foreign_wait[slot] = 0.0
                 self.foreign_requests[slot] = 0
                 self.wait[slot] = self._own_wait[slot]
+            elif until_s < fresh_until_s:
+                fresh_until_s = until_s
+        self._foreign_fresh_until_s = fresh_until_s
+
+    def _set_foreign(self, slot: int, wait_s: float, num_requests: int, now_s: float) -> None:
+        until_s = now_s + self._stale_s
+        self.foreign_requests[slot] = num_requests
+        self._foreign_wait[slot] = wait_s
+        self._foreign_until_s[slot] = until_s
+        if until_s < self._foreign_fresh_until_s:
+            self._foreign_fresh_until_s = until_s
+        self.wait[slot] = self._own_wait[slot] + wait_s
 
     def outstanding_s(self, slot: int) -> float:
         return self._own_wait[slot]

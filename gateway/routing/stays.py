@@ -1,0 +1,109 @@
+"""Whether a bound session stays at home, told without a look at any other backend.
+
+Most requests are the next turn of a session whose home is free. Such a session stays whatever the others
+would cost, because a session never moves to save less than `stay_margin_s`:
+
+    its price at home is within the margin, or
+    its queue at home is within the margin, and home holds at least half of its prompt
+
+So the pool, its tiers and shares, and who else holds the prompt do not matter. `HomeTest` answers with the
+very decision that the whole way (`Router.decide_fully`) would give, or with None. `HomingPolicy` uses the
+same price and the same rule, so there is one of each.
+
+Cost: O(1) in backends and messages. Testing changes nothing.
+"""
+
+from __future__ import annotations
+
+from gateway.routing.calibration import TokenRatio
+from gateway.routing.placement_request import RoutingState, measure_prompt
+from gateway.routing.selection import find_home, num_choices
+from gateway.routing.shadow import Chain
+from gateway.values import Affinity, BackendId, Binding, Candidate, Decision, RequestFacts
+
+Priced = tuple[float, int, float, float, float]
+"""Price, slot, cached tokens, wait, prefill."""
+
+
+def weigh_home(
+    state: RoutingState,
+    slot: int,
+    chain: Chain,
+    prompt_tokens: float,
+    tokens_per_byte: float,
+    context_bytes: float,
+    pressure: float,
+) -> tuple[Priced, bool]:
+    """Return what the prompt costs at home, and whether it stays there whatever others would cost.
+
+    `context_bytes`: what the binding says that home holds.
+    """
+    num_bytes = state.content.cached_bytes(slot, chain)
+    if context_bytes > num_bytes:
+        num_bytes = int(context_bytes)
+    cached = num_bytes * tokens_per_byte
+    if cached > prompt_tokens - 1.0:
+        cached = prompt_tokens - 1.0
+    prefill_s = state.costs.models[slot].seconds(prompt_tokens - cached, cached)
+    wait_s = state.load.wait[slot]
+    price = (wait_s + prefill_s) * (1.0 + prefill_s * pressure)
+    margin_s = state.settings.stay_margin_s
+    stays = price <= margin_s or (wait_s <= margin_s and 2.0 * cached >= prompt_tokens)
+    return (price, slot, cached, wait_s, prefill_s), stays
+
+
+class HomeTest:
+    """Decides for bound sessions that stay."""
+
+    __slots__ = ("_policy_name", "_state", "_tokens")
+
+    def __init__(self, state: RoutingState, tokens: TokenRatio, policy_name: str) -> None:
+        self._state = state
+        self._tokens = tokens
+        self._policy_name = policy_name
+
+    def decide(
+        self,
+        facts: RequestFacts,
+        binding: Binding,
+        now_s: float,
+        avoided: frozenset[BackendId],
+        uses_context: bool,
+    ) -> Decision | None:
+        """Return the decision to stay, or None if more must be known.
+
+        `uses_context`: the binding's context counts as cached, since other replicas may have sent turns.
+        """
+        state = self._state
+        candidates = state.candidates
+        slot, _ = find_home(candidates, facts.model, binding)
+        if slot is None or state.load.wait[slot] > state.settings.stay_margin_s:
+            return None  # a price is never below the wait
+        ratio = self._tokens.get(facts.model)
+        chain, prompt_tokens = measure_prompt(facts, binding, ratio)
+        usable = candidates.for_model(facts.model)
+        num_backends = num_choices(candidates, usable, avoided) if avoided else len(usable.best)
+        pressure = state.traffic.pressure(now_s, num_backends, state.costs.fleet_scale)
+        context_bytes = binding.context_tokens / ratio if uses_context else 0.0
+        home, stays = weigh_home(state, slot, chain, prompt_tokens, ratio, context_bytes, pressure)
+        if not stays:
+            return None
+        price, _, cached, wait_s, prefill_s = home
+        candidate = Candidate(
+            backend_id=binding.backend_id,
+            price=price,
+            reason="home",
+            expected_cached_tokens=int(cached),
+            wait_s=wait_s,
+            prefill_s=prefill_s,
+        )
+        return Decision(
+            backend_id=binding.backend_id,
+            affinity=Affinity.HIT,
+            reason="home",
+            ranked=(candidate,),
+            key_source=facts.key_source,
+            expected_cached_tokens=int(cached),
+            prompt_tokens=int(prompt_tokens),
+            policy=self._policy_name,
+        )
