@@ -46,11 +46,6 @@ class AnswerObserver:
         self.response_id: str | None = None
 
     @property
-    def num_unread_bytes(self) -> int:
-        """How much of a whole answer waits to be read at its end."""
-        return 0 if self._sse is not None else sum(map(len, self._unread))
-
-    @property
     def is_mid_event(self) -> bool:
         self._catch_up()
         return self._sse is not None and self._sse.is_mid_event

@@ -101,6 +101,4 @@ class Intake:
     def settle(self, turn: Turn) -> None:
         """Charge what the request really used."""
         if turn.charge is not None:
-            if turn.outcome.observer is not None:
-                turn.outcome.observer.finish()
             self._limiter.leave(turn.charge, turn.outcome.used_tokens)

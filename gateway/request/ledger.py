@@ -1,14 +1,14 @@
-"""Turns that have ended and are not yet written down.
+"""What requests leave behind, entered a little later and together.
 
-What a finished request leaves behind (its release in the router, the binding's renewal, metrics, journal,
-access line) is due soon, not now: the answer is on its way. Done at once it costs twice the CPU, because the
-code of the next request has pushed the code of the last one out of the processor's caches. So finished turns
-wait here, in order, and are written down together.
+What a request leaves behind beyond the counts that the next decision needs (shadow and traffic of the router,
+renewal of the binding, metrics, journal, access line) is due soon, not now: the request, or its answer, is on
+its way. Done at once it costs twice the CPU, because the code of the next request pushes the code of the last
+one out of the processor's caches. So it waits here, in order, and is entered together.
 
 Invariants. Order is kept, and a batch leaves exactly what one by one would have left. Nobody sees a number
-before the batch that changes it: the ledger is drained before a full decision, before a session with a turn
-in it is looked up, before a page or an admin answer, at `MAX_TURNS` turns or `MAX_DELAY_S` seconds, and at
-the end. A turn that is traced, or whose stored answer others may ask for, waits for nobody.
+before the batch that changes it: the ledger is drained before a full decision, before a session with an ended
+turn in it is looked up, before a page or an admin answer, at `MAX_ENTRIES` or `MAX_DELAY_S`, and at the end.
+A turn that is traced, or whose stored answer others may ask for, waits for nobody.
 """
 
 from __future__ import annotations
@@ -20,67 +20,87 @@ from typing import Final
 
 from gateway.request.recorder import Recorder
 from gateway.request.turn import Turn
+from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
 from gateway.values import Api, SessionKey
 
-MAX_TURNS: Final = 64
+MAX_ENTRIES: Final = 64
 """Larger batches saved no CPU and doubled the p99 of what waits behind them."""
 MAX_DELAY_S: Final = 0.025
-MAX_UNREAD_BYTES: Final = 65_536
-"""An answer that is longer is read at once, so that waiting turns hold little memory."""
 
 
 class Ledger:
-    """Belongs to one event loop. `add` and `drain` never raise."""
+    """Belongs to one event loop. `end` and `drain` never raise."""
 
     def __init__(self, router: Router, recorder: Recorder, *, clock: Callable[[], float]) -> None:
+        """Changes: `router` has this drained before it reads what a batch changes."""
         self._router, self._recorder, self._clock = router, recorder, clock
+        self._reservations: list[Reservation] = []
         self._turns: list[tuple[Turn, float]] = []
         self._timer: asyncio.TimerHandle | None = None
         self.keys: set[SessionKey] = set()
-        """Of the sessions with a turn in here."""
+        """Of the sessions with an ended turn in here."""
+        router.drain = self.drain
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._reservations)
 
-    def add(self, turn: Turn) -> None:
+    def reserve(self, turn: Turn, now_s: float) -> None:
+        """Count the turn on the backend that was decided on."""
+        placement = turn.placement
+        assert placement.decision is not None
+        reservation = self._router.note_sent(turn.facts, placement.decision, now_s)
+        placement.reservation = reservation
+        self._reservations.append(reservation)
+        self._drain_soon()
+
+    def release(self, turn: Turn) -> None:
+        """Count the turn off its backend, with what its answer has told. Does nothing when it holds none."""
+        reservation, turn.placement.reservation = turn.placement.reservation, None
+        if reservation is not None:
+            outcome = turn.outcome
+            self._router.note_ended(reservation, self._clock(), outcome.usage, outcome.is_answered)
+            self._reservations.append(reservation)
+
+    def end(self, turn: Turn) -> None:
         """Take in a turn that has ended now."""
+        try:
+            if turn.outcome.observer is not None:
+                turn.outcome.observer.finish()
+            self.release(turn)
+        except Exception as error:
+            _log_fault(turn, error)
         self._turns.append((turn, self._clock()))
-        if turn.trace is not None or turn.is_debug or turn.api is Api.RESPONSES:
-            self.drain()
-            return
-        observer = turn.outcome.observer
-        if observer is not None and observer.num_unread_bytes > MAX_UNREAD_BYTES:
-            observer.finish()
         if turn.facts.session_key is not None:
             self.keys.add(turn.facts.session_key)
-        if len(self._turns) >= MAX_TURNS:
+        if turn.trace is not None or turn.is_debug or turn.api is Api.RESPONSES:
+            self.drain()
+        else:
+            self._drain_soon()
+
+    def drain(self) -> None:
+        """Enter everything that waits, in order."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        reservations, self._reservations = self._reservations, []
+        turns, self._turns = self._turns, []
+        self.keys.clear()
+        if reservations:
+            self._router.take(reservations)
+        now_s = self._clock()
+        for turn, ended_s in turns:
+            try:
+                self._recorder.record(turn, ended_s, delay_s=now_s - ended_s)
+            except Exception as error:
+                _log_fault(turn, error)
+
+    def _drain_soon(self) -> None:
+        if len(self._reservations) >= MAX_ENTRIES:
             self.drain()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(MAX_DELAY_S, self.drain)
 
-    def drain(self) -> None:
-        """Write down everything that waits, in order."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self._turns:
-            return
-        turns, self._turns = self._turns, []
-        self.keys.clear()
-        now_s = self._clock()
-        for turn, ended_s in turns:
-            try:
-                self._settle(turn, ended_s, now_s)
-            except Exception as error:
-                log = logging.getLogger(__name__)
-                log.error("cannot write down request %s", turn.request_id, exc_info=error)
 
-    def _settle(self, turn: Turn, ended_s: float, now_s: float) -> None:
-        outcome, reservation = turn.outcome, turn.placement.reservation
-        if outcome.observer is not None:
-            outcome.observer.finish()
-        if reservation is not None:
-            turn.placement.reservation = None
-            self._router.release(reservation, ended_s, outcome.usage, completed=outcome.is_answered)
-        self._recorder.record(turn, ended_s, delay_s=now_s - ended_s)
+def _log_fault(turn: Turn, error: Exception) -> None:
+    logging.getLogger(__name__).error("cannot write down request %s", turn.request_id, exc_info=error)

@@ -99,7 +99,6 @@ class Placer:
         self._reserve(turn, await self._admission.choose(partial(self._decide, turn), turn.placement.ticket))
 
     def _decide(self, turn: Turn) -> Decision:
-        self._ledger.drain()
         now_s, placement = self._clock(), turn.placement
         return self._router.decide(
             turn.facts,
@@ -116,13 +115,13 @@ class Placer:
         placement.decision, placement.affinity = decision, decision.affinity
         backend = self._fleet.view.get(decision.backend_id)
         placement.epoch = backend.epoch if backend is not None else 0
-        placement.reservation = self._router.reserve(turn.facts, decision, self._clock())
+        self._ledger.reserve(turn, self._clock())
 
     def release(self, turn: Turn) -> None:
         """Give a place on a backend back before the turn has ended: another backend follows, or none."""
-        reservation, turn.placement.reservation = turn.placement.reservation, None
+        reservation = turn.placement.reservation
         if reservation is not None:
-            self._router.release(reservation, self._clock(), None, completed=False)
+            self._ledger.release(turn)
             if self._has_backend_gates:
                 self._admission.leave_backend(reservation.backend_id)
 
@@ -180,7 +179,7 @@ class Placer:
         return True
 
     def leave(self, turn: Turn) -> None:
-        """Give the turn's places back at its end. Its reservation is released when it is written down."""
+        """Give the turn's places back at its end; the ledger releases its reservation."""
         placement = turn.placement
         if self._has_backend_gates and placement.reservation is not None:
             self._admission.leave_backend(placement.reservation.backend_id)

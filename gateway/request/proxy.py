@@ -335,8 +335,8 @@ class Proxy:
         turn.request.on_gone, turn.resume = None, nothing_waits
         self._placer.leave(turn)
         self._in_flight.discard(turn)
+        self._ledger.end(turn)
         self.intake.settle(turn)
-        self._ledger.add(turn)
 
 
 def _log_fault(turn: Turn, error: Exception) -> None:
