@@ -33,6 +33,7 @@ class ModelBackends:
     """The usable backends for one model, as slots; tiers are disjoint, in order of configuration ids."""
 
     tiers: tuple[tuple[int, ...], ...]
+    best: frozenset[int]  # the first tier that is not empty
     last_joined_s: float  # when the newest of tier 0 became ready
     weights: dict[int, float] | None  # effective weights after all slow starts; None: all 1
 
@@ -108,6 +109,11 @@ class Candidates:
             joined=tuple(joined), removed=tuple(removed), emptied=tuple(emptied), admitted=tuple(admitted)
         )
 
+    def open_slots(self) -> list[int]:
+        """Return the slots whose backends take new sessions."""
+        view = {slot: self.backends[slot] for slot in self.slot_of.values()}
+        return [slot for slot, backend in view.items() if backend and backend.state.takes_new_sessions]
+
     def slots_of(self, backend_ids: frozenset[BackendId]) -> frozenset[int]:
         """Return the slots of those that are still in the fleet."""
         return frozenset(self.slot_of[backend_id] for backend_id in backend_ids if backend_id in self.slot_of)
@@ -173,6 +179,7 @@ class Candidates:
         weights = {slot: self.weights[slot] or 1.0 for slot in serving}
         return ModelBackends(
             tiers=tuple(tuple(tier) for tier in tiers),
+            best=frozenset(next(filter(None, tiers), ())),
             last_joined_s=last_joined_s,
             weights=None if all(weight == 1.0 for weight in weights.values()) else weights,
         )

@@ -99,12 +99,15 @@ class LoadTable:
             self.recent[slot] = max(self.recent[slot], mean * share)
             self.turn[slot] = max(self.turn[slot], latest)
 
-    def send(self, slot: int, prefill_s: float, share: float, now_s: float) -> None:
-        """Count a request with this work on the slot; `share` is its effective weight. Changes the table."""
+    def count_sent(self, slot: int, prefill_s: float) -> None:
+        """Count a request with this work on the slot. Changes the table."""
         self.in_flight[slot] += 1
         self.unanswered[slot] += 1
         self._own_wait[slot] += prefill_s
         self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
+
+    def add_recent(self, slot: int, prefill_s: float, share: float, now_s: float) -> None:
+        """Count this work as recent; `share` is the slot's effective weight. Changes the table."""
         added = prefill_s * self._scale(now_s)  # first, because this may rebase the column
         self.recent[slot] += added
         self.turn[slot] += 1.0 / share

@@ -10,9 +10,9 @@ from gateway.routing.candidates import Candidates
 from gateway.routing.load import LoadTable
 from gateway.routing.reservation import Reservation
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.shadow import Chain, ContentIndex
+from gateway.routing.shadow import Chain, ContentIndex, session_line
 from gateway.routing.traffic import Traffic
-from gateway.values import Api, Binding, Candidate, Message, RequestFacts
+from gateway.values import Api, Binding, Candidate, RequestFacts
 
 
 class PlacementRequest:
@@ -71,13 +71,6 @@ def measure_prompt(facts: RequestFacts, binding: Binding | None, ratio: float) -
     return chain or session_line(facts, num_bytes), max(1.0, num_bytes * ratio)
 
 
-def session_line(facts: RequestFacts, num_bytes: int) -> Chain:
-    """Return the session itself as one line as large as the prompt, where no messages name a prefix."""
-    if facts.session_key is None:
-        return ()
-    return (Message(chain_hash=int(facts.session_key[:15], 16), num_bytes=num_bytes),)
-
-
 class RoutingState:
     """The router's state as policies see it: they read it, the router changes it."""
 
@@ -113,6 +106,7 @@ class Policy(Protocol):
 
     name: str
     has_events: bool  # False: the router may skip all calls but `rank` and `on_forget`
+    tests_home: bool  # True: the router may skip `rank` for a session that stays (`stays.py`)
 
     def rank(self, request: PlacementRequest) -> Sequence[Candidate]: ...
 
@@ -129,6 +123,7 @@ class PolicyBase:
     """Holds the router's state and ignores all events; a policy that handles some sets `has_events`."""
 
     has_events = False
+    tests_home = False
 
     def __init__(self, state: RoutingState) -> None:
         self._state = state

@@ -5,6 +5,13 @@ Callers call `observe_view` whenever the fleet has changed. For each request the
 calls in the same order give the same decisions, bit for bit: there is no clock, no randomness and no I/O in
 here.
 
+A caller with many requests may enter them in batches: `note_sent` instead of `reserve` and `note_ended`
+instead of `release`, and later `take` with all that was noted, in order. Noting counts what the next decision
+needs, the load; `take` does the rest (`bookkeeping.py`). Such a caller sets `drain` to what takes its batch.
+The router calls it before it reads or changes what a batch would: before every decision but that of a session
+that stays at home, before a view, and before a request that is entered at once. So only the price and the
+expected cache of a session that stays may be a batch old, never its wait.
+
 Invariants: a decision names a routable backend that serves the model and is not excluded. In-flight counts
 and outstanding work are never negative, and are zero once every reservation has been released.
 """
@@ -13,21 +20,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from gateway.errors import NoBackend
+from gateway.routing.bookkeeping import Bookkeeping
 from gateway.routing.calibration import CostModel, TokenRatio
 from gateway.routing.candidates import Candidates
 from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
-from gateway.routing.placement_request import (
-    PlacementRequest,
-    Policy,
-    RoutingState,
-    measure_prompt,
-    session_line,
-)
+from gateway.routing.placement_request import PlacementRequest, Policy, RoutingState, measure_prompt
 from gateway.routing.policies.registry import POLICIES, PolicyFactory, make_policy
 from gateway.routing.reservation import Reservation
 from gateway.routing.ring import Ring
@@ -35,6 +37,7 @@ from gateway.routing.selection import Selector, name_choice
 from gateway.routing.settings import FIXED_WHILE_RUNNING, RoutingSettings
 from gateway.routing.shadow import Chain, ContentIndex, Shadow
 from gateway.routing.slow_start import SlowStart
+from gateway.routing.stays import HomeTest
 from gateway.routing.traffic import Traffic
 from gateway.values import (
     Affinity,
@@ -45,6 +48,10 @@ from gateway.values import (
     RequestFacts,
     Usage,
 )
+
+
+def _drain_nothing() -> None:
+    """Where no caller enters requests in batches."""
 
 
 class Router:
@@ -70,8 +77,18 @@ class Router:
         self._shadow = Shadow(settings.shadow_entries_per_backend)
         self._learner = Learner(settings, self._shadow, self._costs, self._tokens)
         self._lives: list[int] = []  # by slot: how many backends have had it before
-        self._slow_start = SlowStart()
-        self._selector = Selector(self._candidates, self._slow_start)
+        slow_start = SlowStart()
+        self._selector = Selector(self._candidates, slow_start)
+        self._books = Bookkeeping(
+            self._candidates,
+            self._costs,
+            self._learner,
+            self._load,
+            self._shadow,
+            slow_start,
+            self._traffic,
+        )
+        self.drain: Callable[[], object] = _drain_nothing
         self._unstreamed: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
         self._num_unstreamed = 0
         self._replicas_known_until_s = -math.inf  # until then replicas' own reports count
@@ -80,6 +97,9 @@ class Router:
         self._state = RoutingState(settings, self._candidates, self._load, self._costs, self._traffic, known)
         self._policy: Policy = make_policy(settings.policy, self._state, policies)
         self._has_events = self._policy.has_events
+        self._home_test = (
+            HomeTest(self._state, self._tokens, self._policy.name) if self._policy.tests_home else None
+        )
 
     def __repr__(self) -> str:
         in_flight = sum(num_requests for _, num_requests in self.loads().values())
@@ -88,6 +108,7 @@ class Router:
     def reconfigure(self, settings: RoutingSettings) -> None:
         """Decide by these settings from now on. Options in `FIXED_WHILE_RUNNING` must not have changed."""
         assert all(getattr(settings, name) == getattr(self.settings, name) for name in FIXED_WHILE_RUNNING)
+        self.drain()
         self.settings = self._state.settings = self._learner.settings = settings
         self._candidates.reconfigure(settings)
         for slot in self._candidates.slot_of.values():
@@ -97,6 +118,7 @@ class Router:
 
     def observe_view(self, view: FleetView, now_s: float) -> None:
         """Take over a new snapshot of the fleet. Forgets removed backends and lost caches."""
+        self.drain()
         change = self._candidates.update(view)
         self._load.expire_foreign(now_s)
         for slot in change.removed:
@@ -115,12 +137,7 @@ class Router:
             self._policy.on_forget(slot, has_left=False)
         for slot in self._candidates.slot_of.values():
             self._set_capacity(slot)
-        self._load.seed(change.admitted, self._open_slots(), self.settings.slow_start_floor)
-
-    def _open_slots(self) -> list[int]:
-        """Return the slots whose backends take new sessions."""
-        view = {slot: self._candidates.backends[slot] for slot in self._candidates.slot_of.values()}
-        return [slot for slot, backend in view.items() if backend and backend.state.takes_new_sessions]
+        self._load.seed(change.admitted, self._candidates.open_slots(), self.settings.slow_start_floor)
 
     def _set_capacity(self, slot: int) -> None:
         backend = self._candidates.backends[slot]
@@ -176,6 +193,24 @@ class Router:
         another can take it; they keep those they have. `by_ring`: no session store is shared now, so the ring
         places sessions without a home, because every replica has the same ring.
         """
+        if binding is not None and not excluded and self._home_test is not None:
+            others_report = now_s <= self._replicas_known_until_s
+            stay = self._home_test.decide(facts, binding, now_s, avoided, others_report)
+            if stay is not None:
+                return stay
+        self.drain()
+        return self.decide_fully(facts, binding, now_s, excluded, avoided, by_ring)
+
+    def decide_fully(
+        self,
+        facts: RequestFacts,
+        binding: Binding | None,
+        now_s: float,
+        excluded: frozenset[BackendId],
+        avoided: frozenset[BackendId],
+        by_ring: bool,
+    ) -> Decision:
+        """Choose among all backends. `decide` gives the same decision, sooner for a session that stays."""
         usable = self._candidates.for_model(facts.model)
         home, cause, slots = self._selector.select(facts, binding, usable, excluded, avoided, by_ring)
         if not slots and home is None:
@@ -213,35 +248,35 @@ class Router:
 
         `backend_id` overrides the decision's choice.
         """
+        self.drain()
+        reservation = self.note_sent(facts, decision, now_s, backend_id=backend_id)
+        self.take((reservation,))
+        return reservation
+
+    def note_sent(
+        self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None
+    ) -> Reservation:
+        """Count the request on its backend; `take` does the rest of `reserve`. Changes the load."""
         if self._unstreamed and self._unstreamed[0][0] <= now_s:
             self._settle_unstreamed(now_s)
         target = decision.backend_id if backend_id is None else backend_id
         slot = self._candidates.slot_of[target]
-        chain = facts.prefix or session_line(facts, facts.num_prompt_bytes)
-        reservation = Reservation(facts, target, slot, self._lives[slot], chain)
-        reservation.prompt_tokens = float(max(1, decision.prompt_tokens))
+        reservation = Reservation(facts, decision, target, slot, self._lives[slot], now_s)
         for candidate in decision.ranked:
             if candidate.backend_id == target and candidate.prefill_s:
                 reservation.expected_cached_tokens = candidate.expected_cached_tokens
                 reservation.prefill_s = candidate.prefill_s
                 break
         else:
+            self.drain()
             self._estimate(reservation)
-        reservation.sent_s = now_s
-        written, regretted = self._shadow.insert(slot, chain) if chain else (0, 0)
-        self._traffic.add(now_s, reservation.prefill_s / self._costs.models[slot].scale, written, regretted)
-        share = self._candidates.share(slot, facts.model, now_s)
         if not facts.is_stream:
             finish_s = now_s + self._load.wait[slot] + reservation.prefill_s
             self._num_unstreamed += 1
             heapq.heappush(self._unstreamed, (finish_s, self._num_unstreamed, reservation))
-        self._load.send(slot, reservation.prefill_s, share, now_s)
+        self._load.count_sent(slot, reservation.prefill_s)
         if self._has_events:
             self._policy.on_reserve(reservation)
-        if decision.affinity is Affinity.NEW:
-            self._note_new_session(slot, facts.model, now_s)
-        elif decision.affinity in (Affinity.MOVED, Affinity.FAILOVER):
-            self._load.adopted[slot] += 1
         return reservation
 
     def _estimate(self, reservation: Reservation) -> None:
@@ -252,9 +287,12 @@ class Router:
         reservation.expected_cached_tokens = int(cached)
         reservation.prefill_s = self._costs.models[slot].seconds(prompt_tokens - cached, cached)
 
-    def _note_new_session(self, slot: int, model: str | None, now_s: float) -> None:
-        warming, total_share = self._candidates.warming(self._candidates.for_model(model), now_s)
-        self._slow_start.note_new_session(slot, warming, total_share)
+    def take(self, batch: Sequence[Reservation]) -> None:
+        """Finish what was noted, in this order: a reservation stands once as sent, once as ended.
+
+        Equals `reserve` and `release` one by one. Changes all but the load.
+        """
+        self._books.take(batch, self._lives)
 
     def _settle_unstreamed(self, now_s: float) -> None:
         """Count prefills as done that must be over by now. Changes the load. O(log requests) each.
@@ -288,6 +326,14 @@ class Router:
 
         If no token was seen, the prefill counts as done now.
         """
+        self.drain()
+        self.note_ended(reservation, now_s, usage, completed)
+        self.take((reservation,))
+
+    def note_ended(
+        self, reservation: Reservation, now_s: float, usage: Usage | None, completed: bool
+    ) -> None:
+        """Count the request as ended; `take` does the rest of `release`. Changes the load."""
         assert not reservation.is_released, "a reservation is released exactly once"
         if self._unstreamed and self._unstreamed[0][0] <= now_s:
             self._settle_unstreamed(now_s)
@@ -302,8 +348,8 @@ class Router:
             self._policy.on_release(reservation)
         if not was_answered:
             reservation.service_s = None  # the time of a whole answer says nothing about its prefill
-        if completed and usage is not None:
-            self._learner.learn(reservation, usage)
+        if completed:
+            reservation.usage = usage
 
     def _is_current(self, reservation: Reservation) -> bool:
         return self._lives[reservation.slot] == reservation.life
@@ -325,6 +371,7 @@ class Router:
 
     def holders(self, chain: Chain) -> dict[BackendId, int]:
         """Return the backends believed to hold some of this prefix, with the number of tokens."""
+        self.drain()
         ratio = self._tokens.mean
         return {
             self._candidates.backend_id(slot): int(num_bytes * ratio)
@@ -335,6 +382,7 @@ class Router:
 
     def snapshot(self) -> dict[BackendId, Mapping[str, object]]:
         """Return what is known and estimated of each backend, for the admin API."""
+        self.drain()
         return {
             backend_id: {
                 "in_flight": self._load.in_flight[slot],

@@ -46,7 +46,9 @@ class Selector:
             home, cause = None, ""
             slots = usable.best_tier(barred, OPEN_TIERS)
         else:
-            home, cause = self._find_home(facts, binding, barred)
+            home, cause = find_home(candidates, facts.model, binding)
+            if home in barred:
+                home, cause = None, "home_failed"
             slots = usable.best_tier(barred, ALL_TIERS)
             if cause == "home_restarted" and slots and slots[0] in usable.tiers[0]:
                 # it is cold: its sessions spread over the others instead of all returning at once
@@ -60,22 +62,6 @@ class Selector:
             slots = slots if owed is None else (owed,)
         return home, cause, slots
 
-    def _find_home(
-        self, facts: RequestFacts, binding: Binding, barred: frozenset[int]
-    ) -> tuple[int | None, str]:
-        """Return the slot where the session may stay, or the cause why it may not."""
-        slot = self._candidates.slot_of.get(binding.backend_id)
-        backend = None if slot is None else self._candidates.backends[slot]
-        if slot is None or backend is None:
-            return None, "home_removed"
-        if binding.epoch < backend.epoch:  # another replica may have seen a later epoch than this one
-            return None, "home_restarted"
-        if not backend.state.keeps_sessions:
-            return None, "home_draining" if backend.state is BackendState.DRAINING else "home_down"
-        if not self._candidates.serves(slot, facts.model):
-            return None, "home_lacks_model"
-        return (None, "home_failed") if slot in barred else (slot, "")
-
     def _first_on_ring(self, facts: RequestFacts, slots: tuple[int, ...]) -> tuple[int, ...]:
         """Return the ring's choice of these slots, alone; all of them without a key."""
         key = facts.session_key or facts.prompt_key
@@ -83,6 +69,29 @@ class Selector:
             return slots
         candidates = self._candidates
         return tuple(candidates.ring.owners(key, 1, frozenset(slots), candidates.slot_of)) or slots
+
+
+def find_home(candidates: Candidates, model: str | None, binding: Binding) -> tuple[int | None, str]:
+    """Return the slot where the session may stay, or None and the cause why it may not."""
+    slot = candidates.slot_of.get(binding.backend_id)
+    backend = None if slot is None else candidates.backends[slot]
+    if slot is None or backend is None:
+        return None, "home_removed"
+    if binding.epoch < backend.epoch:  # another replica may have seen a later epoch than this one
+        return None, "home_restarted"
+    if backend.state is not BackendState.READY and not backend.state.keeps_sessions:
+        return None, "home_draining" if backend.state is BackendState.DRAINING else "home_down"
+    if model is not None and backend.models is not None and model not in backend.models:
+        return None, "home_lacks_model"
+    return slot, ""
+
+
+def num_choices(candidates: Candidates, usable: ModelBackends, avoided: frozenset[BackendId]) -> int:
+    """Return how many slots `Selector.select` returns for a session that may stay, without listing them."""
+    best = usable.best
+    if not avoided:
+        return len(best)
+    return len(best) - len(best & candidates.slots_of(avoided)) or len(best)
 
 
 def _without(slots: tuple[int, ...], unwanted: Container[int]) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
-from gateway.values import Message
+from gateway.values import Message, RequestFacts
 
 Chain = Sequence[Message]
 Level = tuple[tuple[int, ...], int]  # slots, and how many leading bytes of a chain each of them holds
@@ -261,6 +261,13 @@ class Shadow:
         limit = cache.capacity * _GHOST_SHARE
         while cache.ghosts and (cache.ghost_bytes > limit or len(cache.ghosts) > self._max_lines):
             cache.ghost_bytes -= cache.ghosts.popitem(last=False)[1]
+
+
+def session_line(facts: RequestFacts, num_bytes: int) -> Chain:
+    """Return the session itself as one line as large as the prompt, where no messages name a prefix."""
+    if facts.session_key is None:
+        return ()
+    return (Message(chain_hash=int(facts.session_key[:15], 16), num_bytes=num_bytes),)
 
 
 def _held(line: _Line, chain: Chain, index: int) -> int:

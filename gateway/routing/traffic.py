@@ -19,6 +19,7 @@ Invariant: pressure is finite and not negative. Rates are means per backend over
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from gateway.routing.settings import RoutingSettings
 
@@ -61,17 +62,30 @@ class Traffic:
         """Work per request, in prefill seconds at the configured default speed."""
         return self._work / self._arrivals if self._arrivals > 0 else 0.0
 
-    def add(self, now_s: float, work: float, written_bytes: int, regretted_bytes: int) -> None:
-        """Count one request sent. Changes the averages."""
-        if self._first_s is None:
-            self._first_s = self._last_s = now_s
-        elapsed_s = max(0.0, now_s - self._last_s)
-        fade = math.exp(-elapsed_s / self._window_s)
-        slow_fade = math.exp(-elapsed_s / (self._window_s * _REGRET_WINDOW_FACTOR))
-        self._arrivals = self._arrivals * fade + 1.0
-        self._work = self._work * fade + work
-        self._written = self._written * slow_fade + written_bytes
-        self._regretted = self._regretted * slow_fade + regretted_bytes
-        if self._written > 0:
-            self.regret = min(_MAX_REGRET, _REGRET_WEIGHT * self._regretted / self._written)
-        self._last_s = max(self._last_s, now_s)
+    def add_many(self, arrivals: Iterable[tuple[float, float, int, int]]) -> None:
+        """Count requests in the order sent: (time, work, written bytes, regretted bytes) of each.
+
+        Changes the averages.
+        """
+        last_s, window_s = self._last_s, self._window_s
+        slow_window_s = window_s * _REGRET_WINDOW_FACTOR
+        num_arrivals, work, written, regretted = self._arrivals, self._work, self._written, self._regretted
+        for now_s, added_work, written_bytes, regretted_bytes in arrivals:
+            if self._first_s is None:
+                self._first_s = last_s = now_s
+            if now_s > last_s:
+                fade = math.exp(-(now_s - last_s) / window_s)
+                slow_fade = math.exp(-(now_s - last_s) / slow_window_s)
+                num_arrivals *= fade
+                work *= fade
+                written *= slow_fade
+                regretted *= slow_fade
+                last_s = now_s
+            num_arrivals += 1.0
+            work += added_work
+            written += written_bytes
+            regretted += regretted_bytes
+            if written > 0:
+                self.regret = min(_MAX_REGRET, _REGRET_WEIGHT * regretted / written)
+        self._last_s = last_s
+        self._arrivals, self._work, self._written, self._regretted = num_arrivals, work, written, regretted

@@ -96,7 +96,7 @@ def test_load_returns_to_exactly_zero() -> None:
     load.open_slot(0)
     works = [0.1 * number + 1e-9 for number in range(50)]
     for work_s in works:
-        load.send(0, work_s, 1.0, 5.0)
+        load.count_sent(0, work_s)
     for work_s in reversed(works):
         load.prefilled(0, work_s)
         load.done(0)
@@ -110,8 +110,8 @@ def test_recent_work_fades_and_survives_rebasing() -> None:
     load.open_slot(1)
     window_s = SETTINGS.recent_work_window_s
     for age in range(40):
-        load.send(0, 1.0, 1.0, age * window_s)
-    load.send(1, 1.0, 1.0, 39 * window_s)
+        load.add_recent(0, 1.0, 1.0, age * window_s)
+    load.add_recent(1, 1.0, 1.0, 39 * window_s)
     assert load.recent[0] / load.recent[1] == pytest.approx(1 / (1 - math.exp(-1)), rel=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_load_put_there_by_others_counts_until_it_is_stale() -> None:
     """Scraped waiting requests beyond our own raise the wait; old scrapes are forgotten."""
     load = LoadTable(SETTINGS)
     load.open_slot(0)
-    load.send(0, 0.5, 1.0, 0.0)
+    load.count_sent(0, 0.5)
     load.observe_foreign(0, num_running=2, num_waiting=4, mean_prefill_s=0.2, now_s=0.0)
     assert load.wait[0] == pytest.approx(0.5 + 3 * 0.2)
     assert load.foreign_requests[0] == 5
@@ -144,7 +144,7 @@ def test_pressure_grows_with_rate_and_utilisation_and_stays_finite() -> None:
     for work_s in (0.01, 0.5, 50.0):
         traffic = Traffic(SETTINGS)
         for number in range(1000):
-            traffic.add(number * 0.5, work_s, 1000, 0)
+            traffic.add_many([(number * 0.5, work_s, 1000, 0)])
         found.append(traffic.pressure(500.0, 1))
     assert found == sorted(found)
     assert 1.5 < found[0] < 3.0, "two requests per second"
@@ -155,7 +155,7 @@ def test_pressure_fades_when_traffic_stops_and_counts_regret() -> None:
     """An idle hour makes placement free again; tokens that had to be written twice cost more."""
     traffic = Traffic(SETTINGS)
     for number in range(100):
-        traffic.add(float(number), 0.1, 1000, 500)
+        traffic.add_many([(float(number), 0.1, 1000, 500)])
     assert traffic.regret == pytest.approx(1.0)
     assert traffic.pressure(100.0, 4) > 20 * traffic.pressure(3700.0, 4)
 

@@ -16,29 +16,35 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.routing.placement_request import PlacementRequest, PolicyBase
 from gateway.routing.shadow import Level
+from gateway.routing.stays import Priced, home_candidate, is_settled, price_home
 from gateway.values import Candidate
 
 _PRICE_ALL = 12  # in fleets up to this size every backend is priced
 _SHOWN = 2  # candidates in a decision
-_Priced = tuple[float, int, float, float, float]
 
 
 class HomingPolicy(PolicyBase):
     """Session homes, shadow content and priced moves."""
 
     name = "homing"
+    tests_home = True
 
     def rank(self, request: PlacementRequest) -> list[Candidate]:
         state, home_slot = self._state, request.home
         settings, content = state.settings, state.content
         pressure = state.traffic.pressure(request.now_s, len(request.slots), state.costs.fleet_scale)
-        home: _Priced | None = None
+        home: Priced | None = None
         if home_slot is not None:
-            cached = max(content.cached_bytes(home_slot, request.chain), int(request.context_bytes))
-            home = self._price(request, (home_slot,), {home_slot: cached}, pressure)[0]
-            is_free = home[3] <= settings.stay_margin_s
-            if home[0] <= settings.stay_margin_s or (is_free and 2.0 * home[2] >= request.prompt_tokens):
-                # no backend can be clearly cheaper: home is free and holds most of the prompt
+            home = price_home(
+                state,
+                home_slot,
+                request.chain,
+                request.prompt_tokens,
+                request.tokens_per_byte,
+                request.context_bytes,
+                pressure,
+            )
+            if is_settled(home, request.prompt_tokens, settings.stay_margin_s):
                 return [self._candidate(home, home_slot)]
         levels = content.levels(request.chain)
         open_slots = request.slots if home is not None else self._open_slots(request)
@@ -56,11 +62,11 @@ class HomingPolicy(PolicyBase):
 
     def _price(
         self, request: PlacementRequest, slots: Iterable[int], cached_of: Mapping[int, int], pressure: float
-    ) -> list[_Priced]:
+    ) -> list[Priced]:
         """Return (price, slot, cached tokens, wait, prefill) of each slot. A hot loop without calls."""
         models, wait = self._state.costs.models, self._state.load.wait
         prompt, ratio = request.prompt_tokens, request.tokens_per_byte
-        priced: list[_Priced] = []
+        priced: list[Priced] = []
         for slot in slots:
             cached = cached_of.get(slot, 0) * ratio
             if cached > prompt - 1.0:
@@ -75,16 +81,19 @@ class HomingPolicy(PolicyBase):
             priced.append((price, slot, cached, wait_s, prefill_s))
         return priced
 
-    def _candidates(self, priced: Sequence[_Priced], home: int | None) -> list[Candidate]:
+    def _candidates(self, priced: Sequence[Priced], home: int | None) -> list[Candidate]:
         """Return the best few as candidates. Building one costs as much as pricing three."""
         return [self._candidate(item, home) for item in priced[:_SHOWN]]
 
-    def _candidate(self, priced: _Priced, home: int | None) -> Candidate:
+    def _candidate(self, priced: Priced, home: int | None) -> Candidate:
         price, slot, cached, wait_s, prefill_s = priced
+        backend_id = self._state.candidates.backend_id(slot)
+        if slot == home:
+            return home_candidate(priced, backend_id)
         return Candidate(
-            backend_id=self._state.candidates.backend_id(slot),
+            backend_id=backend_id,
             price=price,
-            reason="home" if slot == home else "content" if cached else "least_work",
+            reason="content" if cached else "least_work",
             expected_cached_tokens=int(cached),
             wait_s=wait_s,
             prefill_s=prefill_s,
@@ -151,7 +160,7 @@ class HomingPolicy(PolicyBase):
         candidates = self._state.candidates
         return candidates.ring.owners(key, count, allowed, candidates.slot_of)
 
-    def _break_ties(self, request: PlacementRequest, priced: list[_Priced]) -> list[_Priced]:
+    def _break_ties(self, request: PlacementRequest, priced: list[Priced]) -> list[Priced]:
         """Move the ring's choice to the front if its price is about as good as the best.
 
         A session of a lost backend goes to one of two successors, the one that has taken in fewer. This

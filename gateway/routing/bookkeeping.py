@@ -1,0 +1,91 @@
+"""What requests leave behind for later decisions: shadow, traffic, recent work, and what answers teach.
+
+A request is counted on its backend at once (`LoadTable`: wait, requests in flight). The rest can wait for a
+moment, because no session that stays at home needs it exactly. `take` enters it for many requests together,
+owner by owner, so that the code and the data of each owner are fetched once per batch.
+
+A batch equals its events one by one, bit for bit. Shadow and learning depend on each other (token ratios and
+trust set how much a backend holds), so they take the events in order, in one loop. Traffic, recent work and
+slow start depend on nothing in the batch but what that loop hands on, so each has a loop of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.routing.calibration import CostModel
+from gateway.routing.candidates import Candidates
+from gateway.routing.learning import Learner
+from gateway.routing.load import LoadTable
+from gateway.routing.reservation import Reservation
+from gateway.routing.shadow import Shadow
+from gateway.routing.slow_start import SlowStart
+from gateway.routing.traffic import Traffic
+from gateway.values import Affinity
+
+
+class Bookkeeping:
+    """Enters sent and ended requests in the state that full decisions read."""
+
+    __slots__ = ("_candidates", "_costs", "_learner", "_load", "_shadow", "_slow_start", "_traffic")
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        costs: CostModel,
+        learner: Learner,
+        load: LoadTable,
+        shadow: Shadow,
+        slow_start: SlowStart,
+        traffic: Traffic,
+    ) -> None:
+        self._candidates = candidates
+        self._costs = costs
+        self._learner = learner
+        self._load = load
+        self._shadow = shadow
+        self._slow_start = slow_start
+        self._traffic = traffic
+
+    def take(self, batch: Sequence[Reservation], lives: Sequence[int]) -> None:
+        """Enter each reservation as sent where it comes first, as ended where it comes again.
+
+        Skips reservations of backends that have left: `lives` says by slot who has it now.
+        """
+        insert, learn, models = self._shadow.insert, self._learner.learn, self._costs.models
+        sent: list[Reservation] = []
+        arrivals: list[tuple[float, float, int, int]] = []
+        for reservation in batch:
+            slot = reservation.slot
+            reservation.num_taken += 1
+            if lives[slot] != reservation.life:
+                continue
+            if reservation.num_taken == 1:
+                chain = reservation.chain
+                written, regretted = insert(slot, chain) if chain else (0, 0)
+                work = reservation.prefill_s / models[slot].scale
+                arrivals.append((reservation.sent_s, work, written, regretted))
+                sent.append(reservation)
+            elif reservation.usage is not None:
+                learn(reservation, reservation.usage)
+        if sent:
+            self._traffic.add_many(arrivals)
+            self._add_recent_work(sent)
+
+    def _add_recent_work(self, sent: list[Reservation]) -> None:
+        """Count what each backend was given, and the new sessions. Changes load and slow start."""
+        share_of, add_recent, adopted = self._candidates.share, self._load.add_recent, self._load.adopted
+        for reservation in sent:
+            slot, model, sent_s = reservation.slot, reservation.facts.model, reservation.sent_s
+            add_recent(slot, reservation.prefill_s, share_of(slot, model, sent_s), sent_s)
+            affinity = reservation.affinity
+            if affinity is Affinity.HIT:
+                continue
+            if affinity is Affinity.NEW:
+                self._note_new_session(slot, model, sent_s)
+            elif affinity is Affinity.MOVED or affinity is Affinity.FAILOVER:
+                adopted[slot] += 1
+
+    def _note_new_session(self, slot: int, model: str | None, now_s: float) -> None:
+        warming, total_share = self._candidates.warming(self._candidates.for_model(model), now_s)
+        self._slow_start.note_new_session(slot, warming, total_share)
