@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -74,15 +74,26 @@ def _apply(router: Router, event: RecordedEvent, held: dict[int, Reservation]) -
         )
     elif event.others is not None:
         router.observe_others(event.others, event.now_s)
-    elif event.event == "reserve":
+    elif event.event in ("sent", "reserve"):
         assert event.facts is not None
         assert event.decision is not None
-        held[event.number] = router.reserve(
-            event.facts, event.decision, event.now_s, backend_id=event.backend_id
-        )
+        enter = router.note_sent if event.event == "sent" else router.reserve
+        held[event.number] = enter(event.facts, event.decision, event.now_s, backend_id=event.backend_id)
     elif event.event == "first_token":
         router.first_token(held[event.number], event.now_s)
+    elif event.event == "ended":
+        router.note_ended(held[event.number], event.now_s, event.usage, event.completed)
+    elif event.event == "take":
+        _take(router, event.batch, held)
     elif event.event == "release":
         router.release(held.pop(event.number), event.now_s, event.usage, event.completed)
     else:
         raise ValueError(f"unknown event {event.event!r}")
+
+
+def _take(router: Router, numbers: Sequence[int], held: dict[int, Reservation]) -> None:
+    """Take a recorded batch, and forget the reservations that are done."""
+    router.take([held[number] for number in numbers])
+    for number in numbers:
+        if number in held and held[number].num_taken == 2:
+            del held[number]

@@ -70,22 +70,29 @@ class Bookkeeping:
                 learn(reservation, reservation.usage)
         if sent:
             self._traffic.add_many(arrivals)
-            self._add_recent_work(sent)
+            self._load.add_recent(self._shares_of(sent))
+            self._count_sessions(sent)
 
-    def _add_recent_work(self, sent: list[Reservation]) -> None:
-        """Count what each backend was given, and the new sessions. Changes load and slow start."""
-        share_of, add_recent, adopted = self._candidates.share, self._load.add_recent, self._load.adopted
+    def _shares_of(self, sent: list[Reservation]) -> list[tuple[int, float, float, float]]:
+        """Return (slot, work, the slot's effective weight, time) of each."""
+        candidates, shares = self._candidates, []
+        model = sent[0].facts.model
+        usable = candidates.for_model(model)
         for reservation in sent:
-            slot, model, sent_s = reservation.slot, reservation.facts.model, reservation.sent_s
-            add_recent(slot, reservation.prefill_s, share_of(slot, model, sent_s), sent_s)
-            affinity = reservation.affinity
-            if affinity is Affinity.HIT:
-                continue
-            if affinity is Affinity.NEW:
-                self._note_new_session(slot, model, sent_s)
-            elif affinity is Affinity.MOVED or affinity is Affinity.FAILOVER:
-                adopted[slot] += 1
+            if reservation.facts.model != model:
+                model = reservation.facts.model
+                usable = candidates.for_model(model)
+            slot, sent_s = reservation.slot, reservation.sent_s
+            shares.append((slot, reservation.prefill_s, candidates.share(slot, usable, sent_s), sent_s))
+        return shares
 
-    def _note_new_session(self, slot: int, model: str | None, now_s: float) -> None:
-        warming, total_share = self._candidates.warming(self._candidates.for_model(model), now_s)
-        self._slow_start.note_new_session(slot, warming, total_share)
+    def _count_sessions(self, sent: list[Reservation]) -> None:
+        """Count new sessions and those that lost their home. Changes slow start and load."""
+        for reservation in sent:
+            affinity = reservation.affinity
+            if affinity is Affinity.NEW:
+                usable = self._candidates.for_model(reservation.facts.model)
+                warming, total_share = self._candidates.warming(usable, reservation.sent_s)
+                self._slow_start.note_new_session(reservation.slot, warming, total_share)
+            elif affinity is Affinity.MOVED or affinity is Affinity.FAILOVER:
+                self._load.adopted[reservation.slot] += 1

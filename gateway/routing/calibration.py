@@ -106,8 +106,10 @@ class CostModel:
             self.fleet_scale = mean
             for backend_model in self.models:
                 backend_model.set_scale(mean * _ratio(backend_model))
-        else:
-            model.set_scale(self.fleet_scale * _ratio(model))
+            return
+        scale = self.fleet_scale * _ratio(model)
+        if scale != model.scale:
+            model.set_scale(scale)
 
 
 def _ratio(model: PrefillModel) -> float:

@@ -195,9 +195,8 @@ class Candidates:
         }
         return warming, sum(shares.values())
 
-    def share(self, slot: int, model: str | None, now_s: float) -> float:
+    def share(self, slot: int, usable: ModelBackends, now_s: float) -> float:
         """Return the effective weight of one slot among those that take new sessions; 1 for any other."""
-        usable = self.for_model(model)
         if usable.weights is None and now_s - usable.last_joined_s >= self._settings.slow_start_s:
             return 1.0
         shares = self.shares(usable.tiers[0], usable, now_s) if usable.tiers[0] else None

@@ -14,7 +14,7 @@ Invariants: nothing is negative. Wait and in-flight counts return to exactly zer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gateway.routing.settings import RoutingSettings
 
@@ -75,16 +75,6 @@ class LoadTable:
         age = 0.0 if self._origin_s is None else (now_s - self._origin_s) / self._window_s
         return work_s * math.exp(min(50.0, max(0.0, age)))
 
-    def _scale(self, now_s: float) -> float:
-        if self._origin_s is None:
-            self._origin_s = now_s
-        age = (now_s - self._origin_s) / self._window_s
-        if age > 10.0:
-            factor = math.exp(-age)
-            self.recent[:] = [value * factor for value in self.recent]
-            self._origin_s, age = now_s, 0.0
-        return math.exp(max(0.0, age))
-
     def seed(self, joining: Sequence[int], open_slots: Sequence[int], share: float) -> None:
         """Give joining slots a share of the others' mean recent work, and the latest turn. Changes the table.
 
@@ -106,29 +96,37 @@ class LoadTable:
         self._own_wait[slot] += prefill_s
         self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
 
-    def add_recent(self, slot: int, prefill_s: float, share: float, now_s: float) -> None:
-        """Count this work as recent; `share` is the slot's effective weight. Changes the table."""
-        added = prefill_s * self._scale(now_s)  # first, because this may rebase the column
-        self.recent[slot] += added
-        self.turn[slot] += 1.0 / share
+    def add_recent(self, sent: Iterable[tuple[int, float, float, float]]) -> None:
+        """Count work as recent: (slot, work, effective weight of the slot, time). Changes the table."""
+        recent, turn, window_s = self.recent, self.turn, self._window_s
+        for slot, prefill_s, share, now_s in sent:
+            origin_s = self._origin_s
+            if origin_s is None:
+                origin_s = self._origin_s = now_s
+            age = (now_s - origin_s) / window_s
+            if age > 10.0:
+                factor = math.exp(-age)
+                recent[:] = [value * factor for value in recent]
+                self._origin_s, age = now_s, 0.0
+            recent[slot] += prefill_s * math.exp(max(0.0, age))
+            turn[slot] += 1.0 / share
 
-    def service_s(self, slot: int, sent_s: float, now_s: float) -> float | None:
-        """Return how long the prefill that ends now has taken. Changes the table: it has ended.
+    def count_answered(self, slot: int, prefill_s: float, sent_s: float, now_s: float) -> float | None:
+        """Remove the work of one request: it is done, or never will be. Changes the table.
 
-        A backend runs one prefill after the other. So this one began when it was sent, or when the one before
-        it ended, whichever is later. None while other replicas have load there, which we cannot see.
+        Returns how long its prefill took: since the request was sent, or since the one before it was
+        prefilled if that was later. None while other replicas have load there, which we cannot see.
         """
-        began_s = max(sent_s, self._last_prefilled_s[slot])
-        self._last_prefilled_s[slot] = max(now_s, self._last_prefilled_s[slot])
-        return None if self._foreign_wait[slot] else max(0.0, now_s - began_s)
-
-    def prefilled(self, slot: int, prefill_s: float) -> None:
-        """Remove the work of one request: it is done, or never will be. Changes the table."""
+        last_s = self._last_prefilled_s[slot]
+        began_s = max(sent_s, last_s)
+        self._last_prefilled_s[slot] = max(now_s, last_s)
         self.unanswered[slot] -= 1
         # exactly zero if nothing is outstanding, because sums of floats drift
         own = self._own_wait[slot] - prefill_s if self.unanswered[slot] else 0.0
-        self._own_wait[slot] = own if own > 0.0 else 0.0
-        self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
+        self._own_wait[slot] = own = own if own > 0.0 else 0.0
+        foreign = self._foreign_wait[slot]
+        self.wait[slot] = own + foreign
+        return None if foreign else max(0.0, now_s - began_s)
 
     def done(self, slot: int) -> None:
         self.in_flight[slot] -= 1

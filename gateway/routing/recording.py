@@ -3,11 +3,14 @@
 `homing gateway --record FILE` writes a recording. Each line is one JSON object: first the settings, then
 each event with its time. Floats survive JSON exactly, so a replay can compare values bit for bit. A recording
 holds hashes and sizes, never prompt text. This module only makes the lines; the caller stores them.
+
+A request that is entered at once is recorded as `sent` (or `ended`) and a `take` of its own. Older recordings
+say `reserve` and `release` instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -22,7 +25,7 @@ from gateway.values import BackendId, Binding, Decision, FleetView, RequestFacts
 class RecordedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a recording; which fields are set depends on `event`."""
 
-    event: str  # settings | reconfigure | view | decide | reserve | first_token | release | load | others
+    event: str  # settings | reconfigure | view | decide | sent | first_token | ended | take | load | others
     now_s: float = 0.0
     settings: RoutingSettings | None = None
     view: FleetView | None = None
@@ -34,6 +37,7 @@ class RecordedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     decision: Decision | None = None  # what was decided; None: an error
     error: str | None = None  # its code
     number: int = 0  # of the reservation
+    batch: list[int] = []  # numbers of what is taken, in order
     usage: Usage | None = None
     completed: bool = False
     backend_id: BackendId | None = None
@@ -110,15 +114,15 @@ class RecordingRouter(Router):
         super().observe_others(loads, now_s)
         self._write(RecordedEvent(event="others", now_s=now_s, others=dict(loads)))
 
-    def reserve(
+    def note_sent(
         self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None
     ) -> Reservation:
-        reservation = super().reserve(facts, decision, now_s, backend_id=backend_id)
+        reservation = super().note_sent(facts, decision, now_s, backend_id=backend_id)
         number = self._numbers[reservation] = self._next_number
         self._next_number += 1
         self._write(
             RecordedEvent(
-                event="reserve",
+                event="sent",
                 now_s=now_s,
                 facts=facts,
                 decision=decision,
@@ -132,9 +136,18 @@ class RecordingRouter(Router):
         super().first_token(reservation, now_s)
         self._write(RecordedEvent(event="first_token", now_s=now_s, number=self._numbers[reservation]))
 
-    def release(self, reservation: Reservation, now_s: float, usage: Usage | None, completed: bool) -> None:
-        super().release(reservation, now_s, usage, completed)
-        number = self._numbers.pop(reservation)
+    def note_ended(
+        self, reservation: Reservation, now_s: float, usage: Usage | None, completed: bool
+    ) -> None:
+        super().note_ended(reservation, now_s, usage, completed)
+        number = self._numbers[reservation]
         self._write(
-            RecordedEvent(event="release", now_s=now_s, number=number, usage=usage, completed=completed)
+            RecordedEvent(event="ended", now_s=now_s, number=number, usage=usage, completed=completed)
         )
+
+    def take(self, batch: Sequence[Reservation]) -> None:
+        super().take(batch)
+        self._write(RecordedEvent(event="take", batch=[self._numbers[reservation] for reservation in batch]))
+        for reservation in batch:
+            if reservation.num_taken == 2:
+                self._numbers.pop(reservation, None)

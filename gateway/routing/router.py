@@ -315,9 +315,11 @@ class Router:
         if reservation.is_answered or reservation.is_released:
             return
         reservation.is_answered = True
-        if self._is_current(reservation):
-            reservation.service_s = self._load.service_s(reservation.slot, reservation.sent_s, now_s)
-            self._load.prefilled(reservation.slot, reservation.prefill_s)
+        slot = reservation.slot
+        if self._lives[slot] == reservation.life:
+            reservation.service_s = self._load.count_answered(
+                slot, reservation.prefill_s, reservation.sent_s, now_s
+            )
             if self._has_events:
                 self._policy.on_first_token(reservation)
 
@@ -341,7 +343,7 @@ class Router:
         if not was_answered:
             self._end_prefill(reservation, now_s)
         reservation.is_released = True
-        if not self._is_current(reservation):
+        if self._lives[reservation.slot] != reservation.life:
             return  # its backend has left the fleet, and its counts with it
         self._load.done(reservation.slot)
         if self._has_events:
@@ -350,9 +352,6 @@ class Router:
             reservation.service_s = None  # the time of a whole answer says nothing about its prefill
         if completed:
             reservation.usage = usage
-
-    def _is_current(self, reservation: Reservation) -> bool:
-        return self._lives[reservation.slot] == reservation.life
 
     # -- queries -------------------------------------------------------------------------------
 

@@ -89,8 +89,6 @@ def find_home(candidates: Candidates, model: str | None, binding: Binding) -> tu
 def num_choices(candidates: Candidates, usable: ModelBackends, avoided: frozenset[BackendId]) -> int:
     """Return how many slots `Selector.select` returns for a session that may stay, without listing them."""
     best = usable.best
-    if not avoided:
-        return len(best)
     return len(best) - len(best & candidates.slots_of(avoided)) or len(best)
 
 

@@ -25,7 +25,7 @@ Priced = tuple[float, int, float, float, float]
 """Price, slot, cached tokens, wait, prefill."""
 
 
-def price_home(
+def weigh_home(
     state: RoutingState,
     slot: int,
     chain: Chain,
@@ -33,8 +33,11 @@ def price_home(
     tokens_per_byte: float,
     context_bytes: float,
     pressure: float,
-) -> Priced:
-    """Return what the prompt costs at home. `context_bytes`: what the binding says that home holds."""
+) -> tuple[Priced, bool]:
+    """Return what the prompt costs at home, and whether it stays there whatever others would cost.
+
+    `context_bytes`: what the binding says that home holds.
+    """
     num_bytes = state.content.cached_bytes(slot, chain)
     if context_bytes > num_bytes:
         num_bytes = int(context_bytes)
@@ -43,26 +46,10 @@ def price_home(
         cached = prompt_tokens - 1.0
     prefill_s = state.costs.models[slot].seconds(prompt_tokens - cached, cached)
     wait_s = state.load.wait[slot]
-    return (wait_s + prefill_s) * (1.0 + prefill_s * pressure), slot, cached, wait_s, prefill_s
-
-
-def is_settled(home: Priced, prompt_tokens: float, stay_margin_s: float) -> bool:
-    """Return whether a session stays at this price, whatever others would cost."""
-    price, _, cached, wait_s, _ = home
-    return price <= stay_margin_s or (wait_s <= stay_margin_s and 2.0 * cached >= prompt_tokens)
-
-
-def home_candidate(home: Priced, backend_id: BackendId) -> Candidate:
-    """Return home as the first of the ranked candidates."""
-    price, _, cached, wait_s, prefill_s = home
-    return Candidate(
-        backend_id=backend_id,
-        price=price,
-        reason="home",
-        expected_cached_tokens=int(cached),
-        wait_s=wait_s,
-        prefill_s=prefill_s,
-    )
+    price = (wait_s + prefill_s) * (1.0 + prefill_s * pressure)
+    margin_s = state.settings.stay_margin_s
+    stays = price <= margin_s or (wait_s <= margin_s and 2.0 * cached >= prompt_tokens)
+    return (price, slot, cached, wait_s, prefill_s), stays
 
 
 class HomeTest:
@@ -90,30 +77,33 @@ class HomeTest:
         state = self._state
         candidates = state.candidates
         slot, _ = find_home(candidates, facts.model, binding)
-        if slot is None:
-            return None
+        if slot is None or state.load.wait[slot] > state.settings.stay_margin_s:
+            return None  # a price is never below the wait
         ratio = self._tokens.get(facts.model)
         chain, prompt_tokens = measure_prompt(facts, binding, ratio)
-        num_backends = num_choices(candidates, candidates.for_model(facts.model), avoided)
-        home = price_home(
-            state,
-            slot,
-            chain,
-            prompt_tokens,
-            ratio,
-            binding.context_tokens / ratio if uses_context else 0.0,
-            state.traffic.pressure(now_s, num_backends, state.costs.fleet_scale),
-        )
-        if not is_settled(home, prompt_tokens, state.settings.stay_margin_s):
+        usable = candidates.for_model(facts.model)
+        num_backends = num_choices(candidates, usable, avoided) if avoided else len(usable.best)
+        pressure = state.traffic.pressure(now_s, num_backends, state.costs.fleet_scale)
+        context_bytes = binding.context_tokens / ratio if uses_context else 0.0
+        home, stays = weigh_home(state, slot, chain, prompt_tokens, ratio, context_bytes, pressure)
+        if not stays:
             return None
-        candidate = home_candidate(home, binding.backend_id)
+        price, _, cached, wait_s, prefill_s = home
+        candidate = Candidate(
+            backend_id=binding.backend_id,
+            price=price,
+            reason="home",
+            expected_cached_tokens=int(cached),
+            wait_s=wait_s,
+            prefill_s=prefill_s,
+        )
         return Decision(
-            backend_id=candidate.backend_id,
+            backend_id=binding.backend_id,
             affinity=Affinity.HIT,
             reason="home",
             ranked=(candidate,),
             key_source=facts.key_source,
-            expected_cached_tokens=candidate.expected_cached_tokens,
+            expected_cached_tokens=int(cached),
             prompt_tokens=int(prompt_tokens),
             policy=self._policy_name,
         )

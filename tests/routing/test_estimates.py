@@ -98,7 +98,7 @@ def test_load_returns_to_exactly_zero() -> None:
     for work_s in works:
         load.count_sent(0, work_s)
     for work_s in reversed(works):
-        load.prefilled(0, work_s)
+        load.count_answered(0, work_s, 5.0, 5.0)
         load.done(0)
     assert (load.wait[0], load.in_flight[0], load.unanswered[0]) == (0.0, 0, 0)
 
@@ -110,8 +110,8 @@ def test_recent_work_fades_and_survives_rebasing() -> None:
     load.open_slot(1)
     window_s = SETTINGS.recent_work_window_s
     for age in range(40):
-        load.add_recent(0, 1.0, 1.0, age * window_s)
-    load.add_recent(1, 1.0, 1.0, 39 * window_s)
+        load.add_recent([(0, 1.0, 1.0, age * window_s)])
+    load.add_recent([(1, 1.0, 1.0, 39 * window_s)])
     assert load.recent[0] / load.recent[1] == pytest.approx(1 / (1 - math.exp(-1)), rel=1e-6)
 
 
@@ -131,11 +131,13 @@ def test_service_time_is_the_gap_between_prefills() -> None:
     """A queued prefill began when the one before it ended; under foreign load nothing is known."""
     load = LoadTable(SETTINGS)
     load.open_slot(0)
-    assert load.service_s(0, 10.0, 12.0) == 2.0
-    assert load.service_s(0, 10.5, 13.0) == 1.0
-    assert load.service_s(0, 20.0, 20.5) == 0.5
+    for _ in range(4):
+        load.count_sent(0, 1.0)
+    assert load.count_answered(0, 1.0, 10.0, 12.0) == 2.0
+    assert load.count_answered(0, 1.0, 10.5, 13.0) == 1.0
+    assert load.count_answered(0, 1.0, 20.0, 20.5) == 0.5
     load.observe_foreign(0, num_running=0, num_waiting=9, mean_prefill_s=1.0, now_s=21.0)
-    assert load.service_s(0, 21.0, 25.0) is None
+    assert load.count_answered(0, 1.0, 21.0, 25.0) is None
 
 
 def test_pressure_grows_with_rate_and_utilisation_and_stays_finite() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.routing.placement_request import PlacementRequest, PolicyBase
 from gateway.routing.shadow import Level
-from gateway.routing.stays import Priced, home_candidate, is_settled, price_home
+from gateway.routing.stays import Priced, weigh_home
 from gateway.values import Candidate
 
 _PRICE_ALL = 12  # in fleets up to this size every backend is priced
@@ -35,7 +35,7 @@ class HomingPolicy(PolicyBase):
         pressure = state.traffic.pressure(request.now_s, len(request.slots), state.costs.fleet_scale)
         home: Priced | None = None
         if home_slot is not None:
-            home = price_home(
+            home, stays = weigh_home(
                 state,
                 home_slot,
                 request.chain,
@@ -44,7 +44,7 @@ class HomingPolicy(PolicyBase):
                 request.context_bytes,
                 pressure,
             )
-            if is_settled(home, request.prompt_tokens, settings.stay_margin_s):
+            if stays:
                 return [self._candidate(home, home_slot)]
         levels = content.levels(request.chain)
         open_slots = request.slots if home is not None else self._open_slots(request)
@@ -87,13 +87,10 @@ class HomingPolicy(PolicyBase):
 
     def _candidate(self, priced: Priced, home: int | None) -> Candidate:
         price, slot, cached, wait_s, prefill_s = priced
-        backend_id = self._state.candidates.backend_id(slot)
-        if slot == home:
-            return home_candidate(priced, backend_id)
         return Candidate(
-            backend_id=backend_id,
+            backend_id=self._state.candidates.backend_id(slot),
             price=price,
-            reason="content" if cached else "least_work",
+            reason="home" if slot == home else "content" if cached else "least_work",
             expected_cached_tokens=int(cached),
             wait_s=wait_s,
             prefill_s=prefill_s,
