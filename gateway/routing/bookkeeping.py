@@ -92,7 +92,7 @@ class Bookkeeping:
             affinity = reservation.affinity
             if affinity is Affinity.NEW:
                 usable = self._candidates.for_model(reservation.facts.model)
-                warming, total_share = self._candidates.warming(usable, reservation.sent_s)
-                self._slow_start.note_new_session(reservation.slot, warming, total_share)
+                warming = self._candidates.warming(usable, reservation.sent_s)
+                self._slow_start.note_new_session(reservation.slot, warming)
             elif affinity is Affinity.MOVED or affinity is Affinity.FAILOVER:
                 self._load.adopted[reservation.slot] += 1

@@ -56,6 +56,17 @@ class ViewChange:
     admitted: tuple[int, ...] = ()  # takes new sessions now, and did not before, or is cold
 
 
+class _Shares:
+    """Effective weights of some slots during one step of a slow start."""
+
+    __slots__ = ("of_slot", "slots", "warming")
+
+    def __init__(self, slots: tuple[int, ...], of_slot: dict[int, float]) -> None:
+        self.slots = slots  # kept, so that its identity is no other's
+        self.of_slot = of_slot
+        self.warming: dict[int, float] | None = None  # see `Candidates.warming`; None: not asked for yet
+
+
 class Candidates:
     """The fleet as last observed: slots, ring, and usable backends by model."""
 
@@ -69,7 +80,7 @@ class Candidates:
         self._by_model: dict[str | None, ModelBackends] = {}
         self._free: list[int] = []
         self._slow_start_step_s = settings.slow_start_s / _SLOW_START_STEPS
-        self._shares: dict[tuple[int, ...], dict[int, float]] = {}  # those of one step
+        self._shares: dict[tuple[int, ...] | int, _Shares] = {}  # those of one step
         self._shares_at_s = math.nan  # when this step began
 
     def __repr__(self) -> str:
@@ -184,16 +195,20 @@ class Candidates:
             weights=None if all(weight == 1.0 for weight in weights.values()) else weights,
         )
 
-    def warming(self, usable: ModelBackends, now_s: float) -> tuple[dict[int, float], float]:
-        """Return the shares of the backends in their slow start, and the sum of all shares."""
-        open_slots = usable.tiers[0]
-        shares = self.shares(open_slots, usable, now_s) if open_slots else None
-        if shares is None or now_s - usable.last_joined_s >= self._settings.slow_start_s:
-            return {}, 1.0
-        warming = {
-            slot: share for slot, share in shares.items() if share < 0.999 * (self.weights[slot] or 1.0)
-        }
-        return warming, sum(shares.values())
+    def warming(self, usable: ModelBackends, now_s: float) -> dict[int, float]:
+        """Return what part of all shares each backend in its slow start has."""
+        open_slots, slow_s = usable.tiers[0], self._settings.slow_start_s
+        if not open_slots or slow_s <= 0.0 or now_s - usable.last_joined_s >= slow_s:
+            return {}
+        shares = self._slow_start_shares(open_slots, usable, now_s)
+        if shares.warming is None:
+            total_share, weights = sum(shares.of_slot.values()), self.weights
+            shares.warming = {
+                slot: share / total_share
+                for slot, share in shares.of_slot.items()
+                if share < 0.999 * (weights[slot] or 1.0)
+            }
+        return shares.warming
 
     def share(self, slot: int, usable: ModelBackends, now_s: float) -> float:
         """Return the effective weight of one slot among those that take new sessions; 1 for any other."""
@@ -211,16 +226,22 @@ class Candidates:
         slow_s = self._settings.slow_start_s
         if slow_s <= 0.0 or now_s - usable.last_joined_s >= slow_s:
             return usable.weights
+        return self._slow_start_shares(slots, usable, now_s).of_slot
+
+    def _slow_start_shares(self, slots: tuple[int, ...], usable: ModelBackends, now_s: float) -> _Shares:
+        """Return the shares of this step. They are computed once per step and set of slots."""
         step_s = now_s - now_s % self._slow_start_step_s
         if step_s != self._shares_at_s:
             self._shares.clear()
             self._shares_at_s = step_s
-        shares = self._shares.get(slots)
-        if shares is None:
-            shares = self._shares[slots] = self._slow_start_shares(slots, step_s)
-        return shares
+        # a whole tier is found by its identity, since the hash of a tuple looks at all of it
+        key = id(slots) if slots is usable.tiers[0] else slots
+        found = self._shares.get(key)
+        if found is None:
+            found = self._shares[key] = _Shares(slots, self._warmth(slots, step_s))
+        return found
 
-    def _slow_start_shares(self, slots: tuple[int, ...], now_s: float) -> dict[int, float]:
+    def _warmth(self, slots: tuple[int, ...], now_s: float) -> dict[int, float]:
         slow_s, floor = self._settings.slow_start_s, self._settings.slow_start_floor
         warmth = {}
         for slot in slots:

@@ -23,6 +23,7 @@ class LoadTable:
     """All columns. Grows with the slots."""
 
     __slots__ = (
+        "_foreign_fresh_until_s",
         "_foreign_until_s",
         "_foreign_wait",
         "_last_prefilled_s",
@@ -47,6 +48,7 @@ class LoadTable:
         self._last_prefilled_s: list[float] = []
         self._foreign_wait: list[float] = []
         self._foreign_until_s: list[float] = []
+        self._foreign_fresh_until_s = math.inf  # nothing is stale before
         self.foreign_requests: list[int] = []
         self.wait: list[float] = []  # own and foreign prefill seconds ahead of a new request
         self.in_flight: list[int] = []
@@ -136,25 +138,41 @@ class LoadTable:
     ) -> None:
         """Take over scraped engine load: what exceeds ours is of other replicas. Changes the table."""
         others_waiting = max(0, num_waiting - self.unanswered[slot])
-        self.foreign_requests[slot] = max(0, num_running + num_waiting - self.in_flight[slot])
-        self._foreign_wait[slot] = others_waiting * mean_prefill_s
-        self._foreign_until_s[slot] = now_s + self._stale_s
-        self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
+        num_others = max(0, num_running + num_waiting - self.in_flight[slot])
+        self._set_foreign(slot, others_waiting * mean_prefill_s, num_others, now_s)
 
     def take_foreign(self, slot: int, work_s: float, num_requests: int, now_s: float) -> None:
         """Take over the load that other replicas report, which is more exact. Changes the table."""
-        self.foreign_requests[slot] = num_requests
-        self._foreign_wait[slot] = work_s
-        self._foreign_until_s[slot] = now_s + self._stale_s
-        self.wait[slot] = self._own_wait[slot] + self._foreign_wait[slot]
+        self._set_foreign(slot, work_s, num_requests, now_s)
 
     def expire_foreign(self, now_s: float) -> None:
-        """Forget load of others that is stale. Changes the table. O(slots), so call it rarely."""
+        """Forget load of others that is stale. Changes the table.
+
+        It looks at the slots only when one may be stale: about once per `load_stale_s`, however often it is
+        called, because each load seen anew is stale that much later.
+        """
+        if now_s <= self._foreign_fresh_until_s:
+            return
+        fresh_until_s = math.inf
         for slot, until_s in enumerate(self._foreign_until_s):
-            if until_s and now_s > until_s:
+            if not until_s:
+                continue
+            if now_s > until_s:
                 self._foreign_until_s[slot] = self._foreign_wait[slot] = 0.0
                 self.foreign_requests[slot] = 0
                 self.wait[slot] = self._own_wait[slot]
+            elif until_s < fresh_until_s:
+                fresh_until_s = until_s
+        self._foreign_fresh_until_s = fresh_until_s
+
+    def _set_foreign(self, slot: int, wait_s: float, num_requests: int, now_s: float) -> None:
+        until_s = now_s + self._stale_s
+        self.foreign_requests[slot] = num_requests
+        self._foreign_wait[slot] = wait_s
+        self._foreign_until_s[slot] = until_s
+        if until_s < self._foreign_fresh_until_s:
+            self._foreign_fresh_until_s = until_s
+        self.wait[slot] = self._own_wait[slot] + wait_s
 
     def outstanding_s(self, slot: int) -> float:
         return self._own_wait[slot]

@@ -11,7 +11,7 @@ shares come from the candidates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 
 _MOST_CREDIT = 2.0
 
@@ -24,19 +24,22 @@ class SlowStart:
     def __init__(self) -> None:
         self._credit: dict[int, float] = {}
 
-    def owed(self, slots: Iterable[int]) -> int | None:
+    def owed(self, slots: Container[int]) -> int | None:
         """Return the slot that the next new session is owed to, or None."""
-        if not self._credit:
+        ripe = [slot for slot, credit in self._credit.items() if credit >= 1.0]
+        if not ripe:
             return None
-        best = max(slots, key=lambda slot: (self._credit.get(slot, 0.0), -slot), default=None)
-        return best if best is not None and self._credit.get(best, 0.0) >= 1.0 else None
+        owed = [slot for slot in ripe if slot in slots]
+        return max(owed, key=lambda slot: (self._credit[slot], -slot), default=None)
 
-    def note_new_session(self, chosen: int, warming: Mapping[int, float], total_share: float) -> None:
-        """Give each warming slot its share of one session; the chosen slot pays. Changes the credit."""
+    def note_new_session(self, chosen: int, warming: Mapping[int, float]) -> None:
+        """Give each warming slot its part of one session; the chosen slot pays. Changes the credit."""
         credit = self._credit
-        for slot in [slot for slot in credit if slot not in warming]:
-            del credit[slot]  # warm now, or gone
-        for slot, share in warming.items():
-            credit[slot] = min(_MOST_CREDIT, credit.get(slot, 0.0) + share / total_share)
+        if not credit.keys() <= warming.keys():
+            for slot in credit.keys() - warming.keys():
+                del credit[slot]  # warm now, or gone
+        for slot, part in warming.items():
+            value = credit.get(slot, 0.0) + part
+            credit[slot] = value if value < _MOST_CREDIT else _MOST_CREDIT
         if chosen in credit:
             credit[chosen] = max(0.0, credit[chosen] - 1.0)

@@ -21,6 +21,10 @@ from gateway.values import Decision, RequestFacts, Usage
 SIZES = st.lists(st.sampled_from([64, 1, 2, 3, 7, 12]), min_size=1, max_size=5)
 
 
+MEMOS = ("_shares", "_shares_at_s")
+"""Attributes of `Candidates` that only remember what was computed; keys are identities."""
+
+
 class Ledger:
     """A caller's batch: taken when the router asks, or when it is full; sizes come in turn."""
 
@@ -93,7 +97,7 @@ def state_of(thing: object, seen: dict[int, int] | None = None) -> Iterator[obje
         else:
             names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
             names += sorted(getattr(thing, "__dict__", {}))
-            parts = [part for name in names for part in (name, getattr(thing, name))]
+            parts = [part for name in names if name not in MEMOS for part in (name, getattr(thing, name))]
         yield (type(thing).__name__, len(parts))
         for part in parts:
             yield from state_of(part, seen)

@@ -63,7 +63,7 @@ def test_credit_stays_small_and_belongs_to_warming_slots(events: list[tuple[int,
     """Whatever joins and whatever is chosen, nobody is owed more than two sessions, and the warm nothing."""
     slow_start = SlowStart()
     for chosen, warming in events:
-        slow_start.note_new_session(chosen, dict.fromkeys(warming, 0.5), 2.0)
+        slow_start.note_new_session(chosen, dict.fromkeys(warming, 0.25))
         assert slow_start._credit.keys() <= warming
         assert all(0.0 <= credit <= 2.0 for credit in slow_start._credit.values())
         owed = slow_start.owed(range(5))

@@ -12,7 +12,7 @@ Cost: O(1) for a session at a home that is not busy; otherwise O(backends), with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from gateway.routing.placement_request import PlacementRequest, PolicyBase
 from gateway.routing.shadow import Level
@@ -48,10 +48,8 @@ class HomingPolicy(PolicyBase):
                 return [self._candidate(home, home_slot)]
         levels = content.levels(request.chain)
         open_slots = request.slots if home is not None else self._open_slots(request)
-        cached_of: dict[int, int] = {}
-        for slots, num_bytes in reversed(levels):
-            cached_of.update(dict.fromkeys(slots, num_bytes))
-        priced = self._price(request, self._shortlist(request, open_slots, levels), cached_of, pressure)
+        slots = self._shortlist(request, open_slots, levels)
+        priced = self._price(request, slots, _cached_of(slots, levels), pressure)
         priced.sort()
         if home is None:
             return self._candidates(self._break_ties(request, priced), None)
@@ -105,15 +103,16 @@ class HomingPolicy(PolicyBase):
             slots = self._within_load_bound(request)
             if facts.is_follow_up:
                 return slots  # not new: a conversation under way, named by its text alone
-        total_share = len(slots) if shares is None else sum(shares[slot] for slot in slots)
-        mean = sum(map(recent.__getitem__, slots)) / total_share
+        work = [recent[slot] for slot in slots]
+        total_share = len(slots) if shares is None else sum(map(shares.__getitem__, slots))
+        mean = sum(work) / total_share
         floor_s = settings.placement_floor * settings.recent_work_window_s
         limit = max(settings.placement_bound * mean, load.stored(floor_s, request.now_s))
         if shares is None:
-            if max(map(recent.__getitem__, slots)) <= limit:
+            if max(work) <= limit:
                 return slots
             return tuple(slot for slot in slots if recent[slot] <= limit) or slots
-        return tuple(slot for slot in slots if recent[slot] <= limit * shares[slot]) or slots
+        return tuple([slot for slot in slots if recent[slot] <= limit * shares[slot]]) or slots
 
     def _within_load_bound(self, request: PlacementRequest) -> tuple[int, ...]:
         settings, in_flight, shares = self._state.settings, self._state.load.in_flight, request.shares
@@ -132,7 +131,7 @@ class HomingPolicy(PolicyBase):
 
     def _shortlist(
         self, request: PlacementRequest, open_slots: tuple[int, ...], levels: list[Level]
-    ) -> Iterable[int]:
+    ) -> Collection[int]:
         """Return the slots worth pricing. Of those with equal content only the least wait can win."""
         if len(open_slots) <= _PRICE_ALL:
             return open_slots
@@ -140,14 +139,16 @@ class HomingPolicy(PolicyBase):
         allowed = frozenset(open_slots)
         short: dict[int, None] = {}
         for slots, _ in levels:
-            usable = [slot for slot in slots if slot in allowed]
-            if usable:
-                short[min(usable, key=wait.__getitem__)] = None
+            least = _least_wait(slots, allowed, wait)
+            if least is not None:
+                short[least] = None
             if len(short) >= _PRICE_ALL:
                 break
         for slot in self._ring_slots(request, allowed, self._state.settings.ring_candidates):
             short[slot] = None
-        short[min(open_slots, key=wait.__getitem__)] = None
+        least = _least_wait(open_slots, allowed, wait)
+        assert least is not None
+        short[least] = None
         return short
 
     def _ring_slots(self, request: PlacementRequest, allowed: frozenset[int], count: int) -> list[int]:
@@ -176,3 +177,23 @@ class HomingPolicy(PolicyBase):
             winner = min(ties, key=lambda slot: (in_flight[slot], turn[slot], slot))
         place = next(index for index, item in enumerate(priced) if item[1] == winner)
         return [priced[place], *priced[:place], *priced[place + 1 :]]
+
+
+def _cached_of(slots: Collection[int], levels: list[Level]) -> dict[int, int]:
+    """Return how many bytes each of these slots holds, without those that hold none."""
+    wanted, cached_of = frozenset(slots), dict[int, int]()
+    for holders, num_bytes in reversed(levels):
+        cached_of.update(dict.fromkeys(wanted.intersection(holders), num_bytes))
+    return cached_of
+
+
+def _least_wait(slots: Iterable[int], allowed: Container[int], wait: Sequence[float]) -> int | None:
+    """Return the first allowed slot of those with the least wait. An idle one ends the search."""
+    least, least_s = None, math.inf
+    for slot in slots:
+        wait_s = wait[slot]
+        if wait_s < least_s and slot in allowed:
+            least, least_s = slot, wait_s
+            if not wait_s:
+                break
+    return least
