@@ -1,12 +1,12 @@
-"""What requests leave behind for later decisions: shadow, traffic, recent work, and what answers teach.
+"""What sent and answered requests change for later decisions: shadow, traffic, recent work, learned values.
 
-A request is counted on its backend at once (`LoadTable`: wait, requests in flight). The rest can wait for a
-moment, because no session that stays at home needs it exactly. `take` enters it for many requests together,
-owner by owner, so that the code and the data of each owner are fetched once per batch.
+A request is counted on its backend at once (`LoadTable`: wait and requests in flight). The rest can wait for
+a moment, because a session that stays at home does not need it exactly. `take` enters it for many requests
+together, one owner after the other, so that the code and the data of each owner are loaded once per batch.
 
 A batch equals its events one by one, bit for bit. Shadow and learning depend on each other (token ratios and
-trust set how much a backend holds), so they take the events in order, in one loop. Traffic, recent work and
-slow start depend on nothing in the batch but what that loop hands on, so each has a loop of its own.
+trust set how much a backend holds), so one loop takes all events in order. Traffic, recent work and slow
+start depend only on what that loop passes on, so each has a loop of its own.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ Callers call `observe_view` whenever the fleet has changed. For each request the
 calls in the same order give the same decisions, bit for bit: there is no clock, no randomness and no I/O in
 here.
 
-A caller with many requests may enter them in batches: `note_sent` instead of `reserve` and `note_ended`
-instead of `release`, and later `take` with all that was noted, in order. Noting counts what the next decision
-needs, the load; `take` does the rest (`bookkeeping.py`). Such a caller sets `drain` to what takes its batch.
-The router calls it before it reads or changes what a batch would: before every decision but that of a session
-that stays at home, before a view, and before a request that is entered at once. So only the price and the
-expected cache of a session that stays may be a batch old, never its wait.
+A caller with many requests may enter them in batches: `note_sent` instead of `reserve`, `note_ended` instead
+of `release`, and later `take` with all that was noted, in order. Noting counts the load, which the next
+decision needs; `take` does the rest (`bookkeeping.py`). Such a caller sets `drain` to a function that takes
+its batch. The router calls it before each full decision, each view, each request that is entered at once, and
+each page. Only two things see a state that is one batch old: price and expected cache of a session that stays
+at home, and the mean work that a scraped load is multiplied by. Our own work is always counted exactly.
 
 Invariants: a decision names a routable backend that serves the model and is not excluded. In-flight counts
 and outstanding work are never negative, and are zero once every reservation has been released.

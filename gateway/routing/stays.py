@@ -1,16 +1,17 @@
 """Whether a bound session stays at home, told without a look at any other backend.
 
-Most requests are the next turn of a session whose home is free. Such a session stays whatever the others
-would cost, because a session never moves to save less than `stay_margin_s`:
+Most requests are the next turn of a session whose home is free. Such a session stays, whatever others cost,
+if
 
-    its price at home is within the margin, or
-    its queue at home is within the margin, and home holds at least half of its prompt
+    its price at home is within `stay_margin_s`, because it never moves to save less than that, or
+    its wait at home is within `stay_margin_s`, and home holds at least half of its prompt
 
-So the pool, its tiers and shares, and who else holds the prompt do not matter. `HomeTest` answers with the
-very decision that the whole way (`Router.decide_fully`) would give, or with None. `HomingPolicy` uses the
-same price and the same rule, so there is one of each.
+So there is no need to know which backends are open, their shares, or who else holds the prompt. `HomeTest`
+returns the same decision as `Router.decide_fully`, or None if that must decide. `HomingPolicy` calls
+`weigh_home` too, so price and rule exist once.
 
-Cost: O(1) in backends and messages. Testing changes nothing.
+Cost: O(1) in backends. In messages O(1) if the prompt adds at most three to a known one, else O(log
+messages). Testing changes nothing.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def state_of(thing: object, seen: dict[int, int] | None = None) -> Iterator[obje
 
 def everything(router: Router) -> list[object]:
     router.drain()
-    router.drain = everything  # callables count as equal
+    router.drain = list  # callables count as equal
     return list(state_of(router))
 
 
@@ -181,4 +181,4 @@ def test_router_takes_the_batch_before_it_reads_what_a_batch_changes() -> None:
     assert _at_once(lambda router: router.snapshot()) == 0
     assert _at_once(lambda router: router.holders(new.prefix)) == 0
     assert _at_once(lambda router: [router.in_flight(name) for name in router.loads()]) == 1
-    assert sum(ready_router(3).in_flight(name) for name in names(3)) == 0  # type: ignore[arg-type] # loose
+    assert sum(ready_router(3).in_flight(name) for name in names(3)) == 0  # type: ignore[arg-type, misc]  # names of slots

@@ -111,8 +111,8 @@ class World:
             model=(None, None, "m", "n")[how % 4],
             api=Api.RESPONSES if how % 5 == 0 else Api.CHAT,
         )
-        excluded = frozenset({BackendId(_NAMES[how % 4])}) if how % 11 == 5 else frozenset()
-        some = {BackendId(_NAMES[what % 4]), BackendId(_NAMES[who % 4])}
+        excluded = frozenset({BackendId(_NAMES[how % len(_NAMES)])}) if how % 11 == 5 else frozenset()
+        some = {BackendId(_NAMES[what % len(_NAMES)]), BackendId(_NAMES[who % len(_NAMES)])}
         avoided = frozenset(some) if how % 5 == 3 else frozenset()
         try:
             decision = self.decide(facts, self.bindings.get(label), excluded, avoided, how % 13 == 7)
@@ -146,7 +146,7 @@ class World:
         self.now_s += (0.0, 0.01, 0.1, 1.0, 5.0, 20.0, 100.0, 4000.0)[how % 8]
 
     def change(self, which: int, state: int, how: int) -> None:
-        name = _NAMES[which % 4]
+        name = _NAMES[which % len(_NAMES)]
         row = self.rows.get(name) or backend(name, epoch=7)
         self.rows[name] = replace(
             row,
@@ -159,12 +159,12 @@ class World:
         self.publish()
 
     def leave(self, which: int, *_: int) -> None:
-        self.rows.pop(_NAMES[which % 4], None)
+        self.rows.pop(_NAMES[which % len(_NAMES)], None)
         self.publish()
 
     def scrape(self, which: int, running: int, waiting: int) -> None:
         self.router.observe_load(
-            BackendId(_NAMES[which % 4]),
+            BackendId(_NAMES[which % len(_NAMES)]),
             num_running=running,
             num_waiting=waiting % 8,
             kv_usage=0.5,
@@ -172,7 +172,9 @@ class World:
         )
 
     def others(self, which: int, work: int, num_requests: int) -> None:
-        self.router.observe_others({BackendId(_NAMES[which % 4]): (work / 40, num_requests)}, self.now_s)
+        self.router.observe_others(
+            {BackendId(_NAMES[which % len(_NAMES)]): (work / 40, num_requests)}, self.now_s
+        )
 
     def closing(self, *_: int) -> None:
         """End all requests, so that a quiet fleet comes up too."""

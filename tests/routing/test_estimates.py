@@ -127,6 +127,22 @@ def test_load_put_there_by_others_counts_until_it_is_stale() -> None:
     assert load.wait[0] == pytest.approx(0.5)
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.0, 2.0 * SETTINGS.load_stale_s)), max_size=40))
+def test_expiry_forgets_exactly_what_is_stale(reports: list[tuple[int, float]]) -> None:
+    """Whatever is reported when: after each call only load seen within `load_stale_s` is left."""
+    load, seen_s, now_s = LoadTable(SETTINGS), dict[int, float](), 0.0
+    for slot in range(4):
+        load.open_slot(slot)
+    for slot, later_s in reports:
+        now_s += later_s
+        load.take_foreign(slot, 1.0, 2, now_s)
+        load.expire_foreign(now_s)
+        seen_s[slot] = now_s
+        fresh = [at_s + SETTINGS.load_stale_s >= now_s for at_s in seen_s.values()]
+        assert sum(load.foreign_requests) == 2 * sum(fresh)
+        assert sum(load.wait) == sum(fresh)
+
+
 def test_service_time_is_the_gap_between_prefills() -> None:
     """A queued prefill began when the one before it ended; under foreign load nothing is known."""
     load = LoadTable(SETTINGS)

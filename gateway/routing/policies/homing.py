@@ -147,8 +147,7 @@ class HomingPolicy(PolicyBase):
         for slot in self._ring_slots(request, allowed, self._state.settings.ring_candidates):
             short[slot] = None
         least = _least_wait(open_slots, allowed, wait)
-        assert least is not None
-        short[least] = None
+        short[open_slots[0] if least is None else least] = None
         return short
 
     def _ring_slots(self, request: PlacementRequest, allowed: frozenset[int], count: int) -> list[int]:
@@ -188,7 +187,7 @@ def _cached_of(slots: Collection[int], levels: list[Level]) -> dict[int, int]:
 
 
 def _least_wait(slots: Iterable[int], allowed: Container[int], wait: Sequence[float]) -> int | None:
-    """Return the first allowed slot of those with the least wait. An idle one ends the search."""
+    """Return the first allowed slot of those with the least wait, or None. An idle one ends the search."""
     least, least_s = None, math.inf
     for slot in slots:
         wait_s = wait[slot]
