@@ -21,7 +21,8 @@ from gateway.errors import BadRequest
 from gateway.values import Api
 
 ABSENT: Final = Raw(b"")
-_GUARDED_BYTES: Final = 1 << 20  # below this size, counting items costs more than it saves
+MAX_UNCOUNTED_BYTES: Final = 1 << 20
+"""Up to this size, counting a body's items would cost more than it can save."""
 _MAX_MODEL_LENGTH: Final = 512
 _MAX_QUERY_FIELDS: Final = 64
 _PARAM: Final = re.compile(r"(?:required field `|at `\$\.)([A-Za-z_]+)")
@@ -150,7 +151,7 @@ class BodyDecoder:
 
     def _decode(self, api: Api, body: bytes) -> Body:
         decoder = self._full.get(api._value_)
-        if decoder is None or (len(body) > _GUARDED_BYTES and body.count(b",") > self._max_items):
+        if decoder is None or (len(body) > MAX_UNCOUNTED_BYTES and body.count(b",") > self._max_items):
             return self._from_members(api, self._shallow.decode(body))
         parsed: Any = decoder.decode(body)
         result = Body(

@@ -9,13 +9,18 @@ about prompts except the bytes of a fingerprint that it is given.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
-from gateway.values import KeySource, SessionKey
+from gateway.values import Api, KeySource, SessionKey
 from gateway.wire.bodies import ABSENT, Body
 from gateway.wire.keys import HeaderScan, IdentityFinder, KeyHasher, Scope, length_prefixed
 from gateway.wire.settings import KeySettings
+
+_OUTSIDE: Final = ("header", "cookie")  # sources that are not in the body
+_MAX_KNOWN: Final = 16_384  # at about 400 bytes
+_MAX_KNOWN_LENGTH: Final = 300
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
@@ -24,6 +29,14 @@ class Key(msgspec.Struct, frozen=True, gc=False):
     session_key: SessionKey
     source: KeySource
     is_bucket: bool
+
+
+class Identity(msgspec.Struct, frozen=True, gc=False):
+    """What the names in a request come to."""
+
+    key: Key | None
+    answer_key: SessionKey | None  # of the stored answer that it builds on, whatever else it names itself by
+    is_auxiliary: bool
 
 
 class Names(msgspec.Struct, frozen=True, gc=False):
@@ -56,30 +69,50 @@ class KeyCascade:
             "prompt_cache_key": self._by_bucket,
             "cookie": self._by_cookie,
         }
+        self._known: dict[tuple[bytes, bytes, Scope], Key] = {}  # of requests with one session header
         self.uses_fingerprint = "fingerprint" in settings.sources
         self._order = [by_source[source] for source in settings.sources if source in by_source]
+        # of a body that names nothing, as most
+        self._nothing = (ABSENT,) * len(self.body_names)
+        self._order_outside = [by_source[source] for source in settings.sources if source in _OUTSIDE]
+
+    def identify(self, api: Api, names: Names) -> Identity:
+        """Return what the names of a request come to, fingerprint aside."""
+        answer_key = self.answer_key(names) if api is Api.RESPONSES else None
+        return Identity(self.find(names), answer_key, names.headers.is_auxiliary)
 
     def find(self, names: Names) -> Key | None:
-        """Return the key of the first source with a usable value, not counting the fingerprint."""
-        for look in self._order:
+        """Return the key of the first source that has a usable value, fingerprint aside."""
+        for look in self._order_outside if names.body.names == self._nothing else self._order:
             key = look(names)
             if key is not None:
                 return key
         return None
 
-    def fingerprint(self, names: Names, prompt_key: str, first_user: bytes) -> Key:
-        """Return the key of a conversation without an id, made from its system prompt and first user turn.
+    def fingerprint(self, scope: Scope, prompt_key: str, first_user: bytes) -> Key:
+        """Return the key of a conversation that nobody named: its system prompt and how it began.
 
         Two people may begin with the same words, so this key is a bucket.
         """
-        key = self._hasher.hex_key(b"fingerprint:", names.scope, prompt_key.encode() + first_user)
+        key = self._hasher.hex_key(b"fingerprint:", scope, prompt_key.encode() + first_user)
         return Key(SessionKey(key), KeySource.FINGERPRINT, is_bucket=True)
 
     def _by_header(self, names: Names) -> Key | None:
-        if not names.headers.candidates:
+        candidates = names.headers.candidates
+        if not candidates:
             return None
+        sent = candidates[0][1], names.headers.qualifier, names.scope
+        if len(candidates) == 1 and sent in self._known:
+            return self._known[sent]
         value = self._finder.best_header(names.headers)
-        return None if value is None else self._session(names, value, KeySource.HEADER)
+        if value is None:
+            return None
+        key = self._session(names, value, KeySource.HEADER)
+        if len(candidates) == 1 and len(sent[0]) <= _MAX_KNOWN_LENGTH:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[sent] = key
+        return key
 
     def _by_body(self, names: Names) -> Key | None:
         for field, position in self._fields:

@@ -28,8 +28,12 @@ _BY_RANK: Final = itemgetter(0)
 _SESSION_SUFFIX: Final = re.compile(r"_session_([^\s{}\"]+)\Z")
 
 
+Marks = tuple[tuple[int | str, bytes], ...]
+"""Headers that may say who a request belongs to, in order of arrival: (rank or other role, value)."""
+
+
 class HeaderScan(msgspec.Struct, gc=False):
-    """The result of one pass over the headers."""
+    """What the marks of a request say."""
 
     candidates: list[tuple[int, bytes]]  # (rank of the header, value), in order of arrival
     qualifier: bytes = b""
@@ -73,6 +77,10 @@ class KeyHasher:
         """Return 32 hex digits for a value; `domain` ends with a colon and is one of a few constants."""
         return blake2b(domain + scope.encoded + value, key=self._secret, digest_size=16).hexdigest()
 
+    def secret_json(self) -> bytes:
+        """Return a JSON string that nobody outside can know."""
+        return b'"%b"' % blake2b(b"marker:", key=self._secret, digest_size=16).hexdigest().encode()
+
     def response_key(self, tenant: str, response_id: bytes) -> SessionKey:
         """Return the session key of all requests that refer to one response of the Responses API."""
         return SessionKey(self.hex_key(b"response:", self.scope(tenant, None), response_id))
@@ -104,14 +112,15 @@ class IdentityFinder:
         self._ignored_pattern = re.compile(to_bytes(settings.ignored_pattern))
         self._max_length = settings.max_key_length
 
-    def scan(self, raw_headers: Sequence[tuple[bytes, bytes]]) -> HeaderScan:
-        """Collect all relevant headers in one pass. O(headers)."""
-        found = HeaderScan([])
+    def marks(self, raw_headers: Sequence[tuple[bytes, bytes]]) -> Marks:
+        """Pick the headers of interest, in one pass. O(headers)."""
         roles = self._roles
-        for name, value in raw_headers:
-            role = roles[name]
-            if role is None:
-                continue
+        return tuple([(role, value) for name, value in raw_headers if (role := roles[name]) is not None])
+
+    def scan(self, marks: Marks) -> HeaderScan:
+        """Collect all that headers say."""
+        found = HeaderScan([])
+        for role, value in marks:
             if isinstance(role, int):
                 found.candidates.append((role, value))
             else:

@@ -33,7 +33,8 @@ _ROLE_BY_OPENING: Final = {
 }
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _EMPTY_USER_MESSAGE: Final = len(b'{"role":"user","content":""}')
-_OPENING_REACH: Final = 256  # a message's text begins within this many bytes
+_OPENING_REACH: Final = 256  # a message's text begins within so many bytes
+_MARKER: Final = b'"cache_control"'
 _MARKER_REACH: Final = 96  # a cache marker on the last part of a message lies this close to its end
 _MAX_MARKERS: Final = 4  # Anthropic's limit of cache breakpoints in one request
 _LARGE_MESSAGE: Final = 16_384  # smaller messages are not searched for pictures
@@ -57,6 +58,30 @@ class SystemBlock(NamedTuple):
     chain_hash: int
 
 
+class Roles(msgspec.Struct, frozen=True, gc=False):
+    """Who speaks in a list of messages, looked at only as far as needed."""
+
+    num_read: int = 0
+    num_system: int = 0  # at the beginning
+    first_user: int | None = None
+    has_answer: bool = False
+
+
+class Progress(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a prompt up to the end of one of its turns, whatever follows.
+
+    Reading on from here gives what reading from the first message gives.
+    """
+
+    roles: Roles
+    system: SystemBlock | None
+    chain_hash: int
+    num_bytes: int
+    prefix: tuple[Message, ...]
+    num_turns: int
+    opens_auxiliary: bool  # said only of a first turn that is also the last
+
+
 class Prompt(msgspec.Struct, kw_only=True, gc=False):
     """The prompt of one request."""
 
@@ -66,6 +91,17 @@ class Prompt(msgspec.Struct, kw_only=True, gc=False):
     first_user: bytes = b""  # canonical bytes of the first user turn; b"" if it is too short to identify
     is_follow_up: bool = False
     is_auxiliary: bool = False
+    progress: Progress | None = None  # where asked for; None: no turn that a longer prompt must hash alike
+    num_unsettled: int = 0  # messages after that
+
+
+class _Chain(msgspec.Struct, gc=False):
+    """A chain while it is hashed."""
+
+    end: int
+    num_bytes: int
+    prefix: list[Message]
+    num_turns: int
 
 
 class PromptReader:
@@ -81,22 +117,61 @@ class PromptReader:
         self._memo: OrderedDict[int, SystemBlock | None] = OrderedDict()
         self._max_memo = settings.prompt_memo_entries
 
-    def read(self, api: Api, body: Body, scope: Scope, *, wants_fingerprint: bool) -> Prompt:
+    def read(
+        self, api: Api, body: Body, scope: Scope, *, wants_fingerprint: bool, wants_progress: bool = False
+    ) -> Prompt:
         """Return the prompt of `body`, hashed for `scope`. Changes only the memo."""
         if body.messages is None:
             return self._read_text(body, scope)
         messages = list(map(bytes, body.messages))
-        roles = _Roles(messages)
+        roles = _read_roles(messages, _NOBODY)
         num_system = 0 if api is Api.MESSAGES else roles.num_system
         system, turns = messages[:num_system], messages[num_system:]
         block = self._system_block(scope, body, system)
         prompt = Prompt(system=block, is_follow_up=roles.has_answer)
-        system_bytes = len(body.system) + len(body.tools) + sum(map(len, system))
-        self._chain(prompt, scope.seed, system_bytes, turns)
-        if wants_fingerprint:
-            prompt.first_user = self._first_user(messages, roles.first_user)
+        chain = _Chain(scope.seed, 0, [], 0)
+        if block is not None:
+            chain.end = block.chain_hash
+            chain.num_bytes = len(body.system) + len(body.tools) + sum(map(len, system))
+            chain.prefix.append(Message(chain_hash=chain.end, num_bytes=chain.num_bytes))
         if len(turns) == 1:
             prompt.is_auxiliary = self._is_auxiliary(turns[0])
+        if wants_fingerprint:
+            prompt.first_user = self._first_user(messages, roles.first_user)
+        before = Roles(num_system, num_system)
+        return self._read_turns(prompt, chain, turns, before, wants_progress=wants_progress)
+
+    def read_on(self, since: Progress, body: Body, *, wants_progress: bool) -> Prompt:
+        """Return the prompt that goes on from `since` with the messages of `body`, without `first_user`."""
+        turns = list(map(bytes, body.messages or []))
+        roles = _read_roles(turns, since.roles)
+        prompt = Prompt(system=since.system, is_follow_up=roles.has_answer)
+        prompt.is_auxiliary = since.opens_auxiliary and not turns
+        chain = _Chain(since.chain_hash, since.num_bytes, list(since.prefix), since.num_turns)
+        return self._read_turns(prompt, chain, turns, since.roles, wants_progress=wants_progress)
+
+    def _read_turns(
+        self, prompt: Prompt, chain: _Chain, turns: list[bytes], before: Roles, *, wants_progress: bool
+    ) -> Prompt:
+        """Hash the rest of a prompt. Changes and returns `prompt`."""
+        num_turns = len(turns)
+        num_settled = _num_settled(turns) if wants_progress else 0
+        if num_settled:
+            self._extend(chain, turns[:num_settled], num_settled)
+            roles = _read_roles(turns[:num_settled], before)
+            prefix = tuple(chain.prefix)
+            # a first turn with others behind it may be asked for alone
+            opens_auxiliary = prompt.is_auxiliary or (chain.num_turns == 1 and self._is_auxiliary(turns[0]))
+            prompt.progress = Progress(
+                roles, prompt.system, chain.end, chain.num_bytes, prefix, chain.num_turns, opens_auxiliary
+            )
+            prompt.num_unsettled = num_turns - num_settled
+            prompt.prefix = prefix
+            turns = turns[num_settled:]
+        if turns or not num_settled:
+            self._extend(chain, turns, num_turns - num_settled - _MAX_MARKERS)
+            prompt.prefix = tuple(chain.prefix)
+        prompt.num_bytes = chain.num_bytes
         return prompt
 
     def _is_auxiliary(self, turn: bytes) -> bool:
@@ -106,30 +181,29 @@ class PromptReader:
             return False  # avoids decoding most first turns
         return _text_of(turn).startswith(self._auxiliary)
 
-    def _chain(self, prompt: Prompt, seed: int, system_bytes: int, turns: list[bytes]) -> None:
-        """Hash the block and each turn into the prefix. Changes `prompt`."""
-        prefix = []
-        chain = seed
+    def _extend(self, chain: _Chain, turns: list[bytes], marked_from: int) -> None:
+        """Hash each turn into the chain; cache markers are looked for from turn `marked_from` on."""
+        room = max(0, self._max_prefix - chain.num_turns)
+        prefix = chain.prefix
+        end = chain.end
         total = 0
-        if prompt.system is not None:
-            chain = prompt.system.chain_hash
-            total = system_bytes
-            prefix.append(Message(chain_hash=chain, num_bytes=system_bytes))
-        marked_from = len(turns) - _MAX_MARKERS
-        for index, turn in enumerate(turns[: self._max_prefix]):
+        for index, turn in enumerate(turns[:room]):
             size = len(turn)
-            if index >= marked_from and turn.rfind(b'"cache_control"', -_MARKER_REACH) >= 0:
+            if index >= marked_from and turn.rfind(_MARKER, -_MARKER_REACH) >= 0:
                 turn = canonical_message(turn)
             elif size > _LARGE_MESSAGE:
                 size -= _attachment_excess(turn)
             total += size
             if size <= _TEXT_BLOCK or size < len(turn):
-                chain = xxh3_64_intdigest(turn, chain)
-                prefix.append(Message(chain_hash=chain, num_bytes=size))
-            else:  # two long messages may begin with the same document and then differ: match them in blocks
-                chain = _chain_blocks(prefix, chain, turn, self._max_prefix)
-        prompt.prefix = tuple(prefix)
-        prompt.num_bytes = total + sum(map(len, turns[self._max_prefix :]))
+                end = xxh3_64_intdigest(turn, end)
+                prefix.append(Message(chain_hash=end, num_bytes=size))
+            else:  # two long messages may share a document and then part: match them in blocks
+                end = _chain_blocks(prefix, end, turn, self._max_prefix)
+        chain.end = end
+        if len(turns) > room:
+            total += sum(map(len, turns[room:]))
+        chain.num_bytes += total
+        chain.num_turns += len(turns)
 
     def _first_user(self, messages: list[bytes], index: int | None) -> bytes:
         if index is None:
@@ -195,27 +269,47 @@ def _chain_blocks(prefix: list[Message], chain: int, text: bytes, max_prefix: in
     return chain
 
 
-class _Roles:
-    """The roles in a list of messages, read only as far as needed."""
+_NOBODY: Final = Roles()
 
-    __slots__ = ("first_user", "has_answer", "num_system")
 
-    def __init__(self, messages: list[bytes]) -> None:
-        self.num_system = 0
-        self.first_user: int | None = None
-        self.has_answer = False
-        for index, message in enumerate(messages):
-            role = _ROLE_BY_OPENING.get(message[:_OPENING_LENGTH]) or _role(message)
-            if role == "user":
-                if self.first_user is None:
-                    self.first_user = index
-            elif role in _SYSTEM_ROLES:
-                if self.num_system == index:
-                    self.num_system += 1
-            else:
-                self.has_answer = True
-                if self.first_user is not None:
-                    return
+def _is_marked(turn: bytes) -> bool:
+    return turn.rfind(_MARKER, -_MARKER_REACH) >= 0
+
+
+def _num_settled(turns: list[bytes]) -> int:
+    """Return how many of the turns are hashed as they are, however many turns follow or are taken away again.
+
+    A marker counts only in the last `_MAX_MARKERS` turns. So a marked turn, which a longer prompt hashes in
+    another way, must not be among the settled ones that the end of a prompt can still come close to:
+
+        … raw, whatever they hold │ _MAX_MARKERS turns without a marker ┊ unsettled, from a marked turn on
+                                                            num_settled ┘
+    """
+    settled = len(turns)
+    for index in range(settled - 1, -1, -1):
+        if _is_marked(turns[index]):
+            settled = index
+        elif settled - index == _MAX_MARKERS:
+            break
+    return settled
+
+
+def _read_roles(messages: list[bytes], before: Roles) -> Roles:
+    """Return the roles of a list that goes on with `messages`."""
+    num_read, num_system = before.num_read, before.num_system
+    first_user, has_answer = before.first_user, before.has_answer
+    for index, message in enumerate(messages, num_read):
+        if has_answer and first_user is not None:
+            break
+        role = _ROLE_BY_OPENING.get(message[:_OPENING_LENGTH]) or _role(message)
+        if role == "user":
+            if first_user is None:
+                first_user = index
+        elif role not in _SYSTEM_ROLES:
+            has_answer = True
+        elif num_system == index:
+            num_system += 1
+    return Roles(num_read + len(messages), num_system, first_user, has_answer)
 
 
 def _role(message: bytes) -> str:

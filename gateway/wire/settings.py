@@ -108,6 +108,10 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Number of system prompts whose hashes are kept, so that they need not be normalised for every
     request."""
 
+    conversation_memo_bytes: int = 64 << 20
+    """Memory for what is known of conversations, about 2 KB for one of ten messages, so that a turn costs
+    what is new in it. 0: every turn is read from its first message."""
+
     def __post_init__(self) -> None:
         for option in ("headers", "header_qualifiers", "auxiliary_headers"):
             _are_header_names(option, getattr(self, option))
@@ -122,8 +126,9 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for option in ("max_key_length", "max_items", "max_prefix_messages", "prompt_memo_entries"):
             if getattr(self, option) < 1:
                 raise ValueError(f"{option} must be at least 1")
-        if self.fingerprint_min_bytes < 0:
-            raise ValueError("fingerprint_min_bytes must not be negative")
+        for option in ("fingerprint_min_bytes", "conversation_memo_bytes"):
+            if getattr(self, option) < 0:
+                raise ValueError(f"{option} must not be negative")
         if self.cookie_name is not None and not re.fullmatch(
             r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", self.cookie_name
         ):

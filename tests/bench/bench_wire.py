@@ -85,6 +85,53 @@ def test_parse_new_system_prompt(size: str) -> None:
     print(f"\nparse {size:>6} with a new system prompt {spent:7.1f} µs")
 
 
+def growing_bodies(size: int, num_sessions: int, **fields: str) -> list[list[bytes]]:
+    """Eight turns of each session, turn by turn; each adds `size` / 12 bytes."""
+    words = "the model keeps what it has read, so a turn goes home. "
+    opening = json.loads(chat_body(size // 3))["messages"]
+    talks = [
+        [*opening, {"role": "user", "content": f"{session}: {words}"}] for session in range(num_sessions)
+    ]
+    turns = []
+    for turn in range(8):
+        for talk in talks:
+            text = (f"{turn}: " + words * (size // 24 // len(words) + 1))[: size // 24]
+            talk += [{"role": role, "content": text} for role in ("assistant", "user") if turn]
+        bodies = [
+            {"model": "mock-model", "user": f"{session}", "messages": talk} | fields
+            for session, talk in enumerate(talks)
+        ]
+        turns.append([json.dumps(body, separators=(",", ":")).encode() for body in bodies])
+    return turns  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ["session header", "body field", "fingerprint"])
+def test_parse_growing(size: str, name: str) -> None:
+    """Conversations that grow, 32 interleaved: first turn, later turns, and the last one sent again."""
+    is_header = name == "session header"
+    headers = [
+        [
+            *HEADERS[:-1],
+            *([(b"X-Session-Id", b"54c1eb09-bc4c-4d2f-98eb-%012d" % number)] if is_header else []),
+        ]
+        for number in range(32)
+    ]
+    turns = growing_bodies(SIZES[size], 32, **({"session_id": "s"} if name == "body field" else {}))
+    best = [float("inf")] * 9
+    for _ in range(10):
+        parser = FactsParser(KeySettings(), b"secret")
+        for turn, bodies in enumerate([*turns, turns[-1]]):
+            start = time.thread_time_ns()
+            for raw_headers, body in zip(headers, bodies, strict=True):
+                parser.parse(Api.CHAT, raw_headers, body)
+            best[turn] = min(best[turn], (time.thread_time_ns() - start) / len(bodies) / 1000)
+    later = sum(best[1:8]) / 7
+    print(
+        f"\nparse {size:>6} by {name:<14} first {best[0]:6.1f} µs, growing {later:6.1f}, again {best[8]:6.1f}"
+    )
+
+
 def test_pieces() -> None:
     """Heads, routes, errors and the values that every request makes."""
     heads, routes = RequestHeads(HeaderSettings()), RouteTable()
