@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from gateway.errors import GatewayError
-from gateway.routing.policies.registry import POLICIES, PolicyFactory
+from gateway.routing.policy_registry import POLICIES, PolicyFactory
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
 from gateway.routing.settings import RoutingSettings

@@ -30,7 +30,7 @@ from gateway.routing.candidates import Candidates
 from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
 from gateway.routing.placement_request import PlacementRequest, Policy, RoutingState, measure_prompt
-from gateway.routing.policies.registry import POLICIES, PolicyFactory, make_policy
+from gateway.routing.policy_registry import POLICIES, PolicyFactory, make_policy
 from gateway.routing.reservation import Reservation
 from gateway.routing.ring import Ring
 from gateway.routing.selection import Selector, name_choice

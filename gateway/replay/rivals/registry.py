@@ -13,7 +13,7 @@ from gateway.replay.rivals.round_robin import RoundRobinPolicy
 from gateway.replay.rivals.session_ring import SessionRingPolicy
 from gateway.replay.rivals.session_table_least import SessionTableLeastPolicy
 from gateway.replay.rivals.weighted_scores import WeightedScoresPolicy
-from gateway.routing.policies.registry import POLICIES, PolicyFactory
+from gateway.routing.policy_registry import POLICIES, PolicyFactory
 
 ALL_POLICIES: Mapping[str, PolicyFactory] = MappingProxyType(
     {

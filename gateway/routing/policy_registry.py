@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from gateway.routing.homing_policy import HomingPolicy
 from gateway.routing.placement_request import Policy, RoutingState
-from gateway.routing.policies.homing import HomingPolicy
 
 PolicyFactory = Callable[[RoutingState], Policy]
 POLICIES: Mapping[str, PolicyFactory] = MappingProxyType({HomingPolicy.name: HomingPolicy})
