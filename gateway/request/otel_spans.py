@@ -100,7 +100,7 @@ class RequestSpans:
         self._attempt = attempt
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier, context=trace.set_span_in_context(attempt, Context()))
-        kept = [one for one in raw_headers if one[0].lower() not in _CONTEXT_HEADERS]
+        kept = [header for header in raw_headers if header[0].lower() not in _CONTEXT_HEADERS]
         return [*kept, *((name.encode(), value.encode()) for name, value in carrier.items())]
 
     def fail_attempt(self, error: GatewayError) -> None:

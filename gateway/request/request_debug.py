@@ -70,13 +70,13 @@ def _decision(decision: Decision | None) -> dict[str, Any] | None:
         "prompt_tokens": decision.prompt_tokens,
         "candidates": [
             {
-                "backend": one.backend_id,
-                "price": one.price,
-                "reason": one.reason,
-                "expected_cached_tokens": one.expected_cached_tokens,
-                "wait_s": one.wait_s,
-                "prefill_s": one.prefill_s,
+                "backend": candidate.backend_id,
+                "price": candidate.price,
+                "reason": candidate.reason,
+                "expected_cached_tokens": candidate.expected_cached_tokens,
+                "wait_s": candidate.wait_s,
+                "prefill_s": candidate.prefill_s,
             }
-            for one in decision.ranked
+            for candidate in decision.ranked
         ],
     }

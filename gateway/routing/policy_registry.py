@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from gateway.routing.homing_policy import HomingPolicy
+from gateway.routing.default_policy import HomingPolicy
 from gateway.routing.placement_request import Policy, RoutingState
 
 PolicyFactory = Callable[[RoutingState], Policy]
