@@ -38,7 +38,7 @@ _ABSOLUTE_FORM: Final = re.compile(
 )
 _MAX_PORT: Final = 65_535
 
-_HOST, _LENGTH, _CODING, _CONNECTION, _REQUEST_ID, _ENCODING = 1, 2, 3, 4, 5, 6
+_HOST, _LENGTH, _CODING, _CONNECTION, _REQUEST_ID, _ENCODING, _LEVEL = 1, 2, 3, 4, 5, 6, 7
 _ROLES: Final = HeaderNames(
     {
         b"host": _HOST,
@@ -47,6 +47,7 @@ _ROLES: Final = HeaderNames(
         b"connection": _CONNECTION,
         b"x-request-id": _REQUEST_ID,
         b"content-encoding": _ENCODING,
+        b"x-homing-log-level": _LEVEL,
     }.get
 )
 
@@ -82,6 +83,7 @@ class RequestHead:
 
     __slots__ = (
         "_headers",
+        "asks_for_level",
         "content_encoding",
         "content_length",
         "is_chunked",
@@ -98,6 +100,7 @@ class RequestHead:
         self.raw_headers: list[tuple[bytes, bytes]] = []  # as received, without the space around values
         self._headers: CIMultiDictProxy[str] | None = None
         self.request_id: bytes | None = None
+        self.asks_for_level = False  # an operator may want this request logged in full
         self.content_encoding: str | None = None
         if len(raw) > limits.max_head_bytes:
             raise Refused(head_too_large(limits.max_head_bytes))
@@ -175,6 +178,8 @@ class RequestHead:
                 self.request_id = self.request_id or value
             elif role == _ENCODING:
                 self.content_encoding = self.content_encoding or value.decode("latin-1")
+            elif role == _LEVEL:
+                self.asks_for_level = True
             elif role == _CONNECTION:
                 connection += b"," + value
             elif length is not None or is_chunked:

@@ -34,7 +34,7 @@ class AnswerObserver:
     )
 
     def __init__(
-        self, api: Api, *, is_stream: bool, limit_bytes: int, on_first_token: Callable[[], None]
+        self, api: Api, *, is_stream: bool, limit_bytes: int, on_first_token: Callable[[], None] | None
     ) -> None:
         self.api = api
         self._sse = SseObserver(api) if is_stream else None

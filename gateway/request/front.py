@@ -27,7 +27,7 @@ from gateway.observability.metrics import GatewayMetrics, status_label
 from gateway.request.operator_tokens import Tokens
 from gateway.request.proxy import Proxy
 from gateway.request.refuse import refuse
-from gateway.request.request_debug import LEVEL_HEADER, is_asked_for
+from gateway.request.request_debug import is_asked_for
 from gateway.request.settings import RequestConfig
 from gateway.request.turn import Turn
 from gateway.tenants.tenant import Tenant
@@ -104,7 +104,7 @@ class Front:
                 is_upgrade=api is Api.REALTIME and self._asks_for_websocket(request),
                 cors_headers=self._cors_headers(request),
             )
-            if self.debug_tokens is not None and LEVEL_HEADER in request.headers:
+            if request.asks_for_level and self.debug_tokens is not None:
                 turn.is_debug = is_asked_for(request.headers, self.debug_tokens)
         except Exception as error:
             self._refuse(request, api, error, request_id)

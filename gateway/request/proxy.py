@@ -197,7 +197,7 @@ class Proxy:
             turn.api,
             is_stream=is_stream,
             limit_bytes=self._parts.config.limits.max_answer_observe_bytes,
-            on_first_token=partial(self._on_first_token, turn),
+            on_first_token=partial(self._on_first_token, turn) if is_stream else None,
         )
         return observer
 
