@@ -34,10 +34,12 @@ class RequestsInFlight:
     def add(self, turn: Turn, owner: TurnOwner) -> None:
         self._owners[turn] = owner
 
-    def discard(self, turn: Turn) -> None:
-        self._owners.pop(turn, None)
+    def discard(self, turn: Turn) -> bool:
+        """Return whether it was in flight."""
+        was_here = self._owners.pop(turn, None) is not None
         if not self._owners and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
+        return was_here
 
     async def wait_idle(self, timeout_s: float) -> None:
         """Return when nothing runs any more, or after `timeout_s`; requests that begin meanwhile count."""

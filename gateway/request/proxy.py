@@ -235,13 +235,22 @@ class Proxy:
             self._forwarder.note_failure(turn, error)
             self._break_off(turn, attempt.relay, error)
         elif isinstance(error, UpstreamReset) and error.is_stale:
-            pool = self._parts.pools.get(turn.placement.reservation.backend_id)  # type: ignore[union-attr]
-            pool.note_stale()
             again = turn.attempt = Attempt(self, turn)
             again.may_upgrade, again.request_head = attempt.may_upgrade, attempt.request_head
-            self._hand_to_task(turn, self._dial(turn, pool, again))
+            self._hand_to_task(turn, self._send_again(turn, again))
         else:
             self._fail_over(turn, error)
+
+    async def _send_again(self, turn: Turn, attempt: Attempt) -> None:
+        """The backend had closed a connection that was being used again: take a fresh one to it."""
+        assert turn.backend_id is not None
+        try:
+            pool = self._parts.pools.get(turn.backend_id)
+        except UpstreamError as error:  # the backend has just been removed
+            self._fail_attempt(turn, error)
+        else:
+            pool.note_stale()
+            await self._dial(turn, pool, attempt)
 
     def _fail_over(self, turn: Turn, error: UpstreamError) -> None:
         try:
@@ -275,21 +284,23 @@ class Proxy:
     def leave(self, turn: Turn) -> None:
         """The client has gone: stop the backend's work."""
         turn.outcome.is_client_gone = True
-        if turn.task is not None:
-            turn.task.cancel()
-        else:
+        if not self._cancel(turn):
             self._finish(turn)
 
     def end(self, turn: Turn, error: GatewayError) -> None:
         """End a request at the drain deadline: a begun answer in band, any other with an error answer."""
         turn.outcome.error = error
         attempt = turn.attempt
-        if turn.task is not None:
-            turn.task.cancel()
-        elif attempt is not None and attempt.relay is not None:
+        if self._cancel(turn):
+            return
+        if attempt is not None and attempt.relay is not None:
             self._break_off(turn, attempt.relay, error)
         else:
             self._refuse(turn, error)
+
+    def _cancel(self, turn: Turn) -> bool:
+        """Cancel the task that has the turn, which then ends it. False: none has it (or has it any more)."""
+        return turn.task is not None and turn.task.cancel()
 
     def on_fault(self, turn: Turn, error: Exception) -> None:
         """A fault of our own in a callback of the backend's connection."""
@@ -328,13 +339,14 @@ class Proxy:
     # -- 7 record
 
     def _finish(self, turn: Turn) -> None:
-        """Give back what the turn holds, and have written down what became of it. Once per turn."""
+        """Give back what the turn holds, and have written down what became of it. Does so once."""
+        if not self._in_flight.discard(turn):
+            return
         attempt, turn.attempt = turn.attempt, None
         if attempt is not None:
             attempt.abort()  # does nothing after a complete answer
         turn.request.on_gone, turn.resume = None, nothing_waits
         self._placer.leave(turn)
-        self._in_flight.discard(turn)
         self._ledger.end(turn)
         self.intake.settle(turn)
 
