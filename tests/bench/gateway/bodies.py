@@ -1,7 +1,8 @@
 """Multi-turn chat bodies for the benchmark: one per session, of a given size, the same on every machine.
 
 A quarter of each body is a system prompt shared by all sessions; the rest are turns of ordinary words, some
-of them not ASCII.
+of them not ASCII. The `-growing` files hold conversations of eight turns instead, whose prompts grow by one
+answer and one question a turn to twice the named size, which is their mean; one request in eight begins anew.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 from pathlib import Path
 
 NUM_SESSIONS = 64
+NUM_TURNS = 8
 SIZES_BYTES = {"1k": 1_024, "16k": 16_384, "128k": 131_072}
 TEXT = """
 the of and to in is that for it as was with be by on not he his but at are this have from or had an they which
@@ -30,7 +32,30 @@ def write_bodies(folder: Path) -> dict[str, Path]:
             lines = [_body(session, size_bytes, is_stream=is_stream) for session in range(NUM_SESSIONS)]
             path.write_text("\n".join(lines) + "\n")
             files[path.stem] = path
+        path = folder / f"{name}-growing.jsonl"
+        path.write_text("\n".join(_growing(size_bytes)) + "\n")
+        files[path.stem] = path
     return files
+
+
+def _growing(mean_bytes: int) -> list[str]:
+    """Turn by turn, all conversations side by side: between two turns of one stand those of all others."""
+    sessions = range(NUM_SESSIONS)
+    system = {"role": "system", "content": _text(random.Random(1), mean_bytes // 4)}
+    messages = [[system] for _ in sessions]
+    rngs = [random.Random(2_000 + session) for session in sessions]
+    turn_bytes = max(40, (2 * mean_bytes - mean_bytes // 4) // (NUM_TURNS + 1) - 64)
+    lines = []
+    for _ in range(NUM_TURNS):
+        for session in sessions:
+            rng, said = rngs[session], messages[session]
+            if len(said) > 1:
+                said.append({"role": "assistant", "content": _text(rng, turn_bytes // 2)})
+            said.append({"role": "user", "content": _text(rng, turn_bytes // 2)})
+            body = {"model": "mock-model", "max_tokens": 64, "user": f"user-{session}", "messages": said}
+            text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+            lines.append(f"conversation-{session}\t{text}")
+    return lines
 
 
 def _body(session: int, size_bytes: int, *, is_stream: bool) -> str:

@@ -3,8 +3,10 @@
  *   cc -O2 -o load_generator load_generator.c
  *   ./load_generator PORT CONNECTIONS SECONDS BODIES.jsonl
  *
- * Line i of the file is the body of session i, sent with `x-session-id: session-i`. Each connection sends
- * the next line as soon as its last answer is complete. Times in microseconds, from the last byte written:
+ * Line i of the file is the body of session i, sent with `x-session-id: session-i`; a line `NAME<tab>BODY` is a
+ * turn of session NAME. Each connection sends the next line as soon as its last answer is complete. When the
+ * file ends it begins again: the same sessions with plain lines, new ones (another number behind the name) with
+ * named lines, whose turns must stand so far apart that the one before has been answered. Times in microseconds, from the last byte written:
  * `latency` to the end of the answer, `first_byte` to the first byte of its body. Events are counted in
  * streams (`data: ` lines but [DONE]). After SECONDS no request is started; what runs may finish.
  */
@@ -42,6 +44,7 @@ struct samples { double *values; size_t len, cap; };
 static int port, epoll_fd, num_requests, next_request;
 static char **requests;
 static size_t *request_lens;
+static int (*pass_at)[2];       /* where a named session has the number of the pass, in both headers; 0: plain */
 static struct samples latency, first_byte;
 static long num_done, num_bad, num_errors, num_events, num_body_reads;
 static int last_bad_status;
@@ -94,7 +97,13 @@ static void send_more(struct connection *c) {
 static int start(struct connection *c) {
     c->state = IDLE;
     if (now_us() >= stop_us) return 0;
-    int i = next_request++ % num_requests;
+    int i = next_request % num_requests, pass = next_request / num_requests % 10000;
+    next_request++;
+    for (int k = 0; k < 2 && pass_at[i][0]; k++) {
+        char digits[16];
+        snprintf(digits, sizeof digits, "%04d", pass);
+        memcpy(requests[i] + pass_at[i][k], digits, 4);
+    }
     c->request = requests[i];
     c->request_len = request_lens[i];
     c->sent = 0;
@@ -203,15 +212,27 @@ static void load(const char *path) {
         if (line[len - 1] == '\n') len--;
         requests = realloc(requests, sizeof *requests * (num_requests + 1));
         request_lens = realloc(request_lens, sizeof *request_lens * (num_requests + 1));
-        char *request = malloc(len + 512);
+        pass_at = realloc(pass_at, sizeof *pass_at * (num_requests + 1));
+        char session[64], *body = line, *tab = line[0] == '{' ? NULL : memchr(line, '\t', len);
+        if (tab) {
+            snprintf(session, sizeof session, "%.*s-0000", (int)(tab - line), line);
+            body = tab + 1;
+        } else {
+            snprintf(session, sizeof session, "session-%d", num_requests);
+        }
+        ssize_t body_len = len - (body - line);
+        char *request = malloc(body_len + 1024);
+        int first_end, second_end;
         int head = sprintf(request,
                            "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nuser-agent: bench\r\n"
                            "accept: */*\r\nauthorization: Bearer sk-bench\r\ncontent-type: application/json\r\n"
-                           "x-session-id: session-%d\r\nx-smg-routing-key: session-%d\r\ncontent-length: %zd\r\n\r\n",
-                           port, num_requests, num_requests, len);
-        memcpy(request + head, line, len);
+                           "x-session-id: %s%n\r\nx-smg-routing-key: %s%n\r\ncontent-length: %zd\r\n\r\n",
+                           port, session, &first_end, session, &second_end, body_len);
+        memcpy(request + head, body, body_len);
+        pass_at[num_requests][0] = tab ? first_end - 4 : 0;
+        pass_at[num_requests][1] = tab ? second_end - 4 : 0;
         requests[num_requests] = request;
-        request_lens[num_requests++] = head + len;
+        request_lens[num_requests++] = head + body_len;
     }
     fclose(file);
 }

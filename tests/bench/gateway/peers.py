@@ -309,6 +309,7 @@ def start(peer: Peer, cache: Path, cpu: str) -> list[subprocess.Popen[bytes]]:
 
 def _popen(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     inherited = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    inherited["PYTHONPATH"] = str(REPOSITORY)  # this checkout, whichever one is installed
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(
             command,

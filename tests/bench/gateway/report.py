@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 REQUEST_COLUMNS = ("1 KB", "16 KB", "128 KB")
+GROWING_COLUMNS = ("1 KB growing", "16 KB growing", "128 KB growing")
 STREAM_COLUMNS = ("stream", "streams", "stream flood")
 
 Runs = dict[str, dict[str, list[dict[str, Any]]]]  # peer -> scenario -> runs
@@ -72,6 +73,9 @@ def write_report(folder: Path, name: str, environment: dict[str, Any], runs: Run
     lines += [f"- not measured: {reason}" for reason in absent]
     lines += ["", "Median [lowest..highest] of the repetitions; ×n is the ratio to Homing.", ""]
     lines += _table("CPU µs per request (32 connections)", runs, REQUEST_COLUMNS, "cpu_us_per_request")
+    lines += _table(
+        "CPU µs per request, conversations that grow (mean size)", runs, GROWING_COLUMNS, "cpu_us_per_request"
+    )
     lines += _table("Requests per second (32 connections, one core)", runs, REQUEST_COLUMNS, "requests_per_s")
     lines += _table("CPU µs per event of a stream", runs, STREAM_COLUMNS, "cpu_us_per_event", digits=1)
     lines += _table(
