@@ -167,11 +167,13 @@ async def test_a_token_is_asked_for_and_kept_for_this_tab_only() -> None:
     environ = {"HOMING_ADMIN_TOKEN": "operate-me", "HOMING_ADMIN_READ_TOKEN": "read-me"}
     async with caching_world(environ=environ) as world, Browser() as browser:
         page = await browser.open(f"{world.admin.base_url}/admin/")
-        for given in ("guess", "read-me"):
-            await page.until("document.querySelector('#token-dialog').open")
+        for given, said in (("guess", "needs a token"), ("read-me", "token was refused")):
+            await page.until(
+                f"document.querySelector('#health').textContent.includes('{said}')"
+                " && document.querySelector('#token-dialog').open"
+            )
             await page.fill("#token-input", given)
             await page.click("#token-form .primary")
-            await page.until("!document.querySelector('#token-dialog').open")
         await page.until("document.querySelector('#health').className.includes('is-good')")
         assert await page.evaluate("localStorage.length") == 0
         assert await page.evaluate("document.cookie") == ""
