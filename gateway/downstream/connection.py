@@ -33,7 +33,7 @@ from gateway.downstream.head import END_OF_HEAD
 from gateway.downstream.open_connections import OpenConnections
 from gateway.downstream.refusal import FAILED, TOO_MANY_CONNECTIONS, Refusal, Refused, head_timeout
 from gateway.downstream.request import ClientRequest, Relay
-from gateway.upstream.lost_peer import notice_lost_peer
+from gateway.upstream.lost_peer import notice_lost_peer, reset_on_close
 
 MAX_WAITING_BYTES: Final = 65_536
 """How much of the requests behind the one being served, or of a body that nobody waits for, is read ahead."""
@@ -138,8 +138,9 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def abort(self) -> None:
-        """Cut the connection off."""
+        """Cut the connection off, with a reset: an end alone would look regular to some clients."""
         if self.transport is not None:
+            reset_on_close(self.transport.get_extra_info("socket"))
             self.transport.abort()
 
     # -- asyncio.Protocol
@@ -352,12 +353,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None:
             return
-        if (
-            not lingers
-            or self.settings.linger_s == 0
-            or transport.is_closing()
-            or not transport.can_write_eof()
-        ):
+        can_linger = self.settings.linger_s > 0 and not transport.is_closing() and transport.can_write_eof()
+        if not (lingers and can_linger):
             self.close()
             return
         transport.write_eof()

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable
 from gateway.downstream.request import ClientRequest
 from gateway.upstream.exchange import BodySource
 
-SSE_COMMENT = b":\n\n"
+SSE_COMMENT = b":\n"
+"""A comment line and nothing else: some decoders make an event without data of a blank line behind it."""
 
 # The size lines of chunks as long as one event or a few: to format one costs more than to send it on.
 _NUM_SIZE_LINES = 1_024
@@ -118,7 +119,7 @@ class ClientRelay:
         if self._is_chunked or self._content_length is not None:
             self._flush_head()  # written bytes leave; the missing last chunk, or length, tells
         else:
-            self._transport.abort()  # only a reset differs from the regular end
+            self._connection.abort()  # only a reset differs from the regular end
         self._connection.on_answered(keeps_alive=False)
 
     def send_comment(self) -> bool:

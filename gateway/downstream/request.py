@@ -64,6 +64,9 @@ class Connection(Protocol):
     def want_body(self) -> None:
         """The rest of the body is waited for: let it come, and time it."""
 
+    def abort(self) -> None:
+        """Cut the connection off, so that the client sees a reset."""
+
     def on_answered(self, *, keeps_alive: bool) -> None:
         """The last byte of the answer has been written."""
 

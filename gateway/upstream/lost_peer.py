@@ -8,6 +8,7 @@ does not know an option, the timeouts of the layers above remain.
 from __future__ import annotations
 
 import socket
+import struct
 from typing import Protocol
 
 
@@ -17,7 +18,7 @@ class _Socket(Protocol):
     @property
     def family(self) -> int: ...
 
-    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
 
 
 def notice_lost_peer(sock: _Socket | None, timeout_s: float) -> None:
@@ -35,3 +36,9 @@ def notice_lost_peer(sock: _Socket | None, timeout_s: float) -> None:
         option = getattr(socket, name, None)
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def reset_on_close(sock: _Socket | None) -> None:
+    """Have the next close send a reset instead of the regular end (SO_LINGER with no time)."""
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -33,7 +33,7 @@ MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 def commented_stream(events: list[bytes]) -> bytes:
     """Probes before the head, and a comment before, between and behind the events."""
-    comment = chunk(b":\n\n")
+    comment = chunk(b":\n")
     body = comment + b"".join(chunk(event) + comment for event in events)
     return PROBES + STREAM_HEAD + body + b"0\r\n\r\n"
 

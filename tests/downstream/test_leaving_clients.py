@@ -144,7 +144,7 @@ async def test_half_closed_stream_gets_every_event(backend: FakeBackend, server:
         await client.read_head()
         assert await client.read_chunk() == events[0]
         client.half_close()
-        assert await client.read_chunk() == b":\n\n"
+        assert await client.read_chunk() == b":\n"
         gate.set()
         pieces = []
         while piece := await client.read_chunk():

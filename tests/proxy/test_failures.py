@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fakes import backend as fake
 from fakes.gateway_world import FAST_HEALTH, GatewayWorld
+from fakes.raw_client import RawClient
 
 from gateway.fleet.registry import Fleet
 from gateway.request.proxy import Proxy
@@ -307,3 +308,15 @@ async def test_models_are_the_union_of_the_reachable() -> None:
         assert (await world.client.get("/v1/models")).status_code == 503
         assert (await world.client.get("/readyz")).status_code == 503
         assert (await world.client.get("/livez")).status_code == 200
+
+
+async def test_a_broken_answer_looks_broken_to_an_http_1_0_client() -> None:
+    """Its body ends with the connection, so only a reset tells that it is not whole."""
+    async with GatewayWorld(1) as world, RawClient(world.gateway.port) as client:
+        event = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+        world.backends[0].default = fake.stream(event, then="close")
+        await client.send(chat_bytes("alice", stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        with pytest.raises(ConnectionResetError):
+            async with asyncio.timeout(10):
+                await client.reader.read()
+        world.assert_idle()
