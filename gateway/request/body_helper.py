@@ -124,8 +124,8 @@ def _start() -> ProcessPoolExecutor:
     executor = ProcessPoolExecutor(1, mp_context=context, initializer=_prepare)
     try:
         executor.submit(os.getpid).result(START_TIMEOUT_S)
-    except BaseException:
-        executor.shutdown(wait=False)
+    except BaseException as error:
+        executor.shutdown(wait=isinstance(error, BrokenProcessPool))  # what has died is soon reaped
         raise
     return executor
 
