@@ -33,18 +33,19 @@ from gateway.downstream.head import END_OF_HEAD
 from gateway.downstream.open_connections import OpenConnections
 from gateway.downstream.refusal import FAILED, TOO_MANY_CONNECTIONS, Refusal, Refused, head_timeout
 from gateway.downstream.request import ClientRequest, Relay
+from gateway.scheduling.round_protocol import RoundProtocol
+from gateway.scheduling.rounds import Stage
 from gateway.upstream.lost_peer import notice_lost_peer, reset_on_close
 
 MAX_WAITING_BYTES: Final = 65_536
 """How much of the requests behind the one being served, or of a body that nobody waits for, is read ahead."""
-
 # How many clients beyond the limit may linger; half of the descriptors that `server` keeps in reserve.
 NUM_TURNED_AWAY_GENTLY: Final = 32
 
 _CR: Final = 0x0D
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(RoundProtocol):
     """The protocol object of one socket. Made by the server for each accepted one."""
 
     __slots__ = (
@@ -54,14 +55,14 @@ class ClientConnection(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(self, open_connections: OpenConnections) -> None:
+        super().__init__(open_connections.rounds, Stage.REQUESTS)
         self._open = open_connections
         self.settings = open_connections.settings
         self.transport: asyncio.Transport | None = None
         self.request: ClientRequest | None = None  # being served now
         self.relay: Relay | None = None  # its answer, when one is under way
         self._receiving: ClientRequest | None = None  # whose body is not complete
-        self._waiting = b""  # bytes behind that, from `_waiting_at` on
-        self._waiting_at = 0
+        self._waiting, self._waiting_at = b"", 0  # bytes behind that, from `_waiting_at` on
         self._is_resuming = False  # the next waiting request is about to begin
         self._is_deaf = False  # what comes is thrown away
         self._is_reading_paused = False
@@ -102,6 +103,7 @@ class ClientConnection(asyncio.Protocol):
 
     def hand_over(self, protocol: asyncio.Protocol) -> bytes:
         assert self.transport is not None
+        self.read_arrived()
         early, self._waiting, self._waiting_at = self._waiting[self._waiting_at :], b"", 0
         self.transport.set_protocol(protocol)
         self._resume_reading()
@@ -112,12 +114,12 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """Nothing is being served, and nothing waits to be."""
-        return not (self.request or self._receiving or self._is_resuming or self._is_deaf)
+        return not (self.request or self._receiving or self._is_resuming or self._is_deaf or self.arrived)
 
     def expire(self, now_s: float) -> None:
         """A deadline has passed."""
         transport = self.transport
-        if transport is None:
+        if transport is None or self.arrived:
             return
         if transport.is_closing() or self.stall_deadline_s <= now_s:
             self._check_stall(transport, now_s)
@@ -143,7 +145,7 @@ class ClientConnection(asyncio.Protocol):
             reset_on_close(self.transport.get_extra_info("socket"))
             self.transport.abort()
 
-    # -- asyncio.Protocol
+    # -- RoundProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by type
@@ -156,6 +158,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(TOO_MANY_CONNECTIONS, lingers=excess <= NUM_TURNED_AWAY_GENTLY)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.arrived = b""
         self.transport = None
         self.deadline_s = self.stall_deadline_s = math.inf
         self._waiting, self._receiving = b"", None
@@ -166,7 +169,7 @@ class ClientConnection(asyncio.Protocol):
         if request is not None:
             request.abandon()
 
-    def data_received(self, data: bytes) -> None:
+    def read(self, data: bytes) -> None:
         if self._is_deaf:
             return
         if self._receiving is not None:
@@ -182,6 +185,7 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """FIN. True keeps our sending side open."""
+        self.read_arrived()
         if not self._survives_fin():
             self.close()
             return False
@@ -280,8 +284,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_resuming = False
         if self.transport is None or self._is_deaf:
             return
-        data, at = self._waiting, self._waiting_at
-        self._waiting, self._waiting_at = b"", 0
+        data, at, self._waiting, self._waiting_at = self._waiting, self._waiting_at, b"", 0
         self.deadline_s = self._open.clock() + self.settings.keep_alive_timeout_s
         self._read_head(data, at, 0)
         if len(self._waiting) - self._waiting_at <= MAX_WAITING_BYTES:

@@ -14,6 +14,7 @@ from gateway.downstream.head import HeadLimits
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.request import ClientRequest, Connection
 from gateway.downstream.settings import DownstreamSettings
+from gateway.scheduling.rounds import rounds_of_loop
 
 LAST_GOODBYE_S: Final = 1.0
 """How long connections that were cut off may take to be gone."""
@@ -53,7 +54,7 @@ class OpenConnections:
         on_refusal: Callable[[Refusal], None] | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self.clock = self._loop.time
+        self.clock, self.rounds = self._loop.time, rounds_of_loop()
         self.handler, self.settings, self.on_refusal = handler, settings, on_refusal
         self.head_limits = HeadLimits(settings)
         self.all: set[OpenConnection] = set()

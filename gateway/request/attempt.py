@@ -14,6 +14,7 @@ from gateway.upstream.answer import UpstreamAnswer
 if TYPE_CHECKING:
     from gateway.downstream.relay import ClientRelay
     from gateway.request.turn import Turn
+    from gateway.upstream.pool import UpstreamPool
 
 
 class AttemptOwner(Protocol):
@@ -33,14 +34,15 @@ class AttemptOwner(Protocol):
 
 
 class Attempt(UpstreamAnswer):
-    """Made by `Proxy._forward`; `turn` is None when it is over."""
+    """Made by `Proxy._prepare`; `turn` is None when it is over."""
 
-    __slots__ = ("_owner", "relay", "request_head", "turn")
+    __slots__ = ("_owner", "pool", "relay", "request_head", "turn")
 
     def __init__(self, owner: AttemptOwner, turn: Turn) -> None:
         super().__init__()
         self._owner = owner
         self.turn: Turn | None = turn
+        self.pool: UpstreamPool | None = None  # of its backend, once it is prepared
         self.relay: ClientRelay | None = None  # once the answer has begun
         self.request_head = b""  # as sent; kept until the head, to send it again on a fresh connection
 

@@ -34,18 +34,17 @@ class Forwarder:
         self._failover = config.failover
         self._heads = RequestHeads(config.headers, passes_credentials=config.passes_client_credentials)
 
-    def prepare(self, turn: Turn, attempt: Attempt) -> UpstreamPool:
-        """Make the bytes to send; return the pool of the chosen backend. Changes the turn and the attempt."""
+    def prepare(self, turn: Turn, attempt: Attempt) -> None:
+        """Make the bytes to send, and find the pool of the chosen backend. Raises UpstreamConnectFailed."""
         backend_id = turn.backend_id
         assert backend_id is not None
-        pool = self._pools.get(backend_id)
+        pool = attempt.pool = self._pools.get(backend_id)
         turn.placement.num_attempts += 1
         turn.sent_body = self._body_for(turn, backend_id)
         attempt.may_upgrade = turn.is_upgrade
         attempt.request_head = self._request_head(turn, backend_id, pool)
         if turn.outcome.sent_s is None:
             turn.outcome.sent_s = self._clock()
-        return pool
 
     def _body_for(self, turn: Turn, backend_id: BackendId) -> bytes:
         """The received bytes; with its tenant's salt for an engine that keeps caches apart by one."""

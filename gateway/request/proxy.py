@@ -8,10 +8,10 @@
     6 fail over  while nothing was sent to the client: back to 3 without the backends already tried
     7 record     always and exactly once: binding, gauges, usage, one access line
 
-Each step is a plain call over the `Turn`. A step that has to wait (for the rest of the body, the store, a
-connection, a place) returns a coroutine that completes it, and a task takes the turn over from there. An
-ordinary turn of a bound session needs neither task nor future: the steps run in the client's read callback,
-the rest in the backend's.
+Each step is a plain call over the `Turn`. The turns that can go on take their steps together, in rounds: all
+take one step, then all the next (see `scheduling.rounds`). A step that has to wait (for the rest of the body,
+the store, a connection, a place) returns a coroutine that completes it in a task; then the turn joins the
+next round. An ordinary turn of a bound session needs neither task nor future.
 
 Invariants. A reservation is held from step 4 until the attempt has ended, however it ends. After the first
 byte downstream nothing is retried; a stream that breaks ends with an in-band error and an unclean close.
@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from typing import Final
 
 from gateway.downstream.relay import ClientRelay
 from gateway.downstream.tunnel import tunnel
@@ -37,9 +38,14 @@ from gateway.request.refuse import refuse
 from gateway.request.turn import Parked, Turn, Waiting, nothing_waits
 from gateway.routing.failover import may_try_another
 from gateway.routing.health import Outcome
+from gateway.scheduling.rounds import Stage, rounds_of_loop
 from gateway.upstream.pool import UpstreamPool
 from gateway.values import Affinity
 from gateway.wire.error_bodies import stream_error
+
+WAITING: Final = -1
+"""In place of a turn's next step: a task has the turn."""
+ENDED: Final = -2
 
 
 class Proxy:
@@ -57,9 +63,12 @@ class Proxy:
             placer.admit,
             placer.place,
             placer.bind,
-            self._forward,
+            self._prepare,
+            self._send,
         )
         assert self._steps[PLACE_STEP] == placer.place
+        self._ready: list[Turn] = []  # to take steps in the next round
+        self._complete: list[Turn] = []  # answered in this one
 
     @property
     def num_in_flight(self) -> int:
@@ -68,7 +77,7 @@ class Proxy:
     def serve(self, turn: Turn) -> None:
         """Answer one request through `turn.request`, now or later. Never raises."""
         self._in_flight.add(turn, self)
-        turn.request.on_gone, turn.resume = partial(self.leave, turn), partial(self._advance, turn)
+        turn.request.on_gone, turn.resume = partial(self.leave, turn), partial(self._go_on, turn)
         if self._tracing is not None:
             request = turn.request
             turn.trace = self._tracing.begin(turn.api, request.method, turn.route.path, request.raw_headers)
@@ -77,45 +86,49 @@ class Proxy:
         except Overloaded as error:
             self._refuse(turn, error)
         else:
-            self._advance(turn)
+            self._go_on(turn)
 
     # -- taking steps
 
-    def _advance(self, turn: Turn) -> None:
-        """Take the steps that are left as far as they go without waiting; a task takes the rest."""
+    def _go_on(self, turn: Turn) -> None:
+        """Have the turn take the steps that are left, as far as they go without waiting."""
+        if not self._ready:
+            rounds_of_loop().add(Stage.TURNS, self._advance)
+        self._ready.append(turn)
+
+    def _advance(self) -> None:
+        """Have all turns that are ready take a step, then the next."""
+        turns, self._ready = self._ready, []
+        for number, step in enumerate(self._steps):
+            for turn in turns:
+                if turn.step == number:
+                    turn.step = number + 1
+                    try:
+                        waiting = step(turn)
+                    except Exception as error:
+                        self._refuse(turn, error)
+                    else:
+                        if waiting is not None:
+                            self._wait_for(turn, waiting)
+
+    def _wait_for(self, turn: Turn, waiting: Waiting | Parked) -> None:
+        """A step is not complete: it is taken again after a pause, or ends in a task."""
+        if isinstance(waiting, Parked):
+            turn.step -= 1
+        else:
+            turn.step, next_step = WAITING, turn.step
+            task = turn.task = asyncio.get_running_loop().create_task(self._wait(turn, waiting, next_step))
+            task.add_done_callback(partial(self._on_waited, turn, waiting))
+
+    async def _wait(self, turn: Turn, waiting: Waiting, next_step: int) -> None:
         try:
-            waiting = self._next_wait(turn)
+            await waiting
         except Exception as error:
             self._refuse(turn, error)
         else:
-            if waiting is not None:
-                self._hand_to_task(turn, waiting)
-
-    def _next_wait(self, turn: Turn) -> Waiting | None:
-        """Take steps until one has to wait for a coroutine, or is parked, or none is left."""
-        steps = self._steps
-        while turn.step < len(steps):
-            step = steps[turn.step]
-            turn.step += 1
-            waiting = step(turn)
-            if isinstance(waiting, Parked):
-                turn.step -= 1
-                return None
-            if waiting is not None:
-                return waiting
-        return None
-
-    def _hand_to_task(self, turn: Turn, waiting: Waiting) -> None:
-        task = turn.task = asyncio.get_running_loop().create_task(self._wait(turn, waiting))
-        task.add_done_callback(partial(self._on_waited, turn, waiting))
-
-    async def _wait(self, turn: Turn, waiting: Waiting | None) -> None:
-        try:
-            while waiting is not None:
-                await waiting
-                waiting = self._next_wait(turn)
-        except Exception as error:
-            self._refuse(turn, error)
+            if turn.step == WAITING:
+                turn.step = next_step
+            self._go_on(turn)
 
     def _on_waited(self, turn: Turn, waiting: Waiting, task: asyncio.Task[None]) -> None:
         if turn.task is task:
@@ -130,18 +143,23 @@ class Proxy:
 
     # -- 5 forward
 
-    def _forward(self, turn: Turn) -> Waiting | None:
+    def _prepare(self, turn: Turn) -> None:
         attempt = turn.attempt = Attempt(self, turn)
         try:
-            pool = self._forwarder.prepare(turn, attempt)
+            self._forwarder.prepare(turn, attempt)
         except UpstreamError as error:  # the backend has just been removed
             self._fail_attempt(turn, error)
-            return None
-        if pool.start_on_idle(
+            self._go_on(turn)
+
+    def _send(self, turn: Turn) -> Waiting | None:
+        attempt = turn.attempt
+        assert attempt is not None
+        assert attempt.pool is not None
+        if attempt.pool.start_on_idle(
             attempt, attempt.request_head, turn.sent_body, is_head_request=turn.request.method == "HEAD"
         ):
             return None
-        return self._dial(turn, pool, attempt)
+        return self._dial(turn, attempt.pool, attempt)
 
     async def _dial(self, turn: Turn, pool: UpstreamPool, attempt: Attempt) -> None:
         """Send the request on a new connection. Back to step 3 when there is none to be had."""
@@ -161,7 +179,7 @@ class Proxy:
             attempt.abort()
             self._fail_over(turn, error)
         elif attempt.status == 101:
-            self._hand_to_task(turn, self._tunnel(turn, attempt))
+            self._wait_for(turn, self._tunnel(turn, attempt))
         else:
             self._begin_answer(turn, attempt)
 
@@ -207,10 +225,17 @@ class Proxy:
             self._parts.router.first_token(turn.placement.reservation, now_s)
 
     def on_complete(self, turn: Turn) -> None:
-        """The last byte has been written to the client."""
-        if turn.outcome.status < 400 and turn.backend_id is not None:
-            self._parts.fleet.observe_outcome(turn.backend_id, Outcome.SUCCESS)
-        self._finish(turn)
+        """The last byte has been written to the client. The turn ends in this round."""
+        if not self._complete:
+            rounds_of_loop().add(Stage.ENDS, self._end_complete)
+        self._complete.append(turn)
+
+    def _end_complete(self) -> None:
+        turns, self._complete = self._complete, []
+        for turn in turns:
+            if turn.outcome.status < 400 and turn.backend_id is not None:
+                self._parts.fleet.observe_outcome(turn.backend_id, Outcome.SUCCESS)
+            self._finish(turn)
 
     async def _tunnel(self, turn: Turn, attempt: Attempt) -> None:
         """Join client and backend until one of them ends; at the drain deadline both do."""
@@ -237,7 +262,7 @@ class Proxy:
         elif isinstance(error, UpstreamReset) and error.is_stale:
             again = turn.attempt = Attempt(self, turn)
             again.may_upgrade, again.request_head = attempt.may_upgrade, attempt.request_head
-            self._hand_to_task(turn, self._send_again(turn, again))
+            self._wait_for(turn, self._send_again(turn, again))
         else:
             self._fail_over(turn, error)
 
@@ -258,7 +283,7 @@ class Proxy:
         except GatewayError as refusal:
             self._refuse(turn, refusal)
         else:
-            self._advance(turn)
+            self._go_on(turn)
 
     def _fail_attempt(self, turn: Turn, error: UpstreamError) -> None:
         """Give the attempt up and go back to step 3. Raises `error` when no other backend may be tried."""
@@ -293,10 +318,10 @@ class Proxy:
         attempt = turn.attempt
         if self._cancel(turn):
             return
-        if attempt is not None and attempt.relay is not None:
-            self._break_off(turn, attempt.relay, error)
-        else:
+        if attempt is None or attempt.relay is None:
             self._refuse(turn, error)
+        elif attempt.turn is not None:  # else it has just been answered
+            self._break_off(turn, attempt.relay, error)
 
     def _cancel(self, turn: Turn) -> bool:
         """Cancel the task that has the turn, which then ends it. False: none has it (or has it any more)."""
@@ -345,7 +370,7 @@ class Proxy:
         attempt, turn.attempt = turn.attempt, None
         if attempt is not None:
             attempt.abort()  # does nothing after a complete answer
-        turn.request.on_gone, turn.resume = None, nothing_waits
+        turn.request.on_gone, turn.resume, turn.step = None, nothing_waits, ENDED
         self._placer.leave(turn)
         self._ledger.end(turn)
         self.intake.settle(turn)

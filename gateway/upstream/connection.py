@@ -31,6 +31,8 @@ from gateway.errors import (
     UpstreamTimeout,
     UpstreamTruncated,
 )
+from gateway.scheduling.round_protocol import RoundProtocol
+from gateway.scheduling.rounds import Rounds, Stage
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.framing import Refused, framing_error, read_framing
 from gateway.upstream.lost_peer import notice_lost_peer
@@ -41,8 +43,6 @@ GOODBYE_S: Final = 5.0
 """For the TLS closing handshake; without TLS it takes a moment."""
 READ_SIZE_BYTES: Final = 262_144
 """What one read of the socket may bring (asyncio and uvloop alike)."""
-
-
 _IDLE, _SENT, _HEAD, _BODY, _COMPLETE, _TUNNEL, _CLOSED = Phase
 
 
@@ -55,7 +55,7 @@ class ConnectionOwner(Protocol):
     def on_lost(self, connection: UpstreamConnection) -> None: ...
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection(RoundProtocol):
     """The protocol object of one socket. One answer at a time; no pipelining."""
 
     __slots__ = (
@@ -78,12 +78,11 @@ class UpstreamConnection(asyncio.Protocol):
         "phase",
     )
 
-    def __init__(
-        self, owner: ConnectionOwner, settings: UpstreamSettings, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, owner: ConnectionOwner, settings: UpstreamSettings, rounds: Rounds) -> None:
+        super().__init__(rounds, Stage.ANSWERS)
         self._owner = owner
         self._settings = settings
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._answer: UpstreamAnswer | None = None
         self._body_pieces: list[bytes] = []
@@ -134,6 +133,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def expire(self) -> None:
         """The deadline has passed."""
+        if self.arrived:
+            return
         phase = self.phase
         if phase is _IDLE and self.is_usable:
             self.close()
@@ -181,18 +182,21 @@ class UpstreamConnection(asyncio.Protocol):
     def drop(self) -> None:
         """The answer has been given up: the rest of it must reach nobody."""
         self._answer = None
+        self.arrived = b""
         self._enter(_CLOSED)
         self.deadline_s = math.inf
         if self._transport is not None:
             self._transport.abort()
 
-    # -- asyncio.Protocol
+    abort = drop
+
+    # -- RoundProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type
         notice_lost_peer(transport.get_extra_info("socket"), self._settings.unacknowledged_timeout_s)
 
-    def data_received(self, data: bytes) -> None:
+    def read(self, data: bytes) -> None:
         answer = self._answer
         if answer is None:
             self.drop()  # nobody asked: bytes behind a complete answer, or after an abort
@@ -242,6 +246,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The backend sends no more: the end of a body without a length, or an early end."""
+        self.read_arrived()
         answer = self._answer
         if answer is None:
             return
@@ -252,6 +257,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(self._early_end(None))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.read_arrived()
         if self._answer is not None:
             self._fail(self._early_end(exc))
         self._enter(_CLOSED)

@@ -23,6 +23,7 @@ import ssl
 from dataclasses import dataclass
 
 from gateway.errors import Overloaded, UpstreamConnectFailed, UpstreamReset
+from gateway.scheduling.rounds import rounds_of_loop
 from gateway.upstream.address import Address, parse_base_url
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.connection import UpstreamConnection
@@ -58,6 +59,7 @@ class UpstreamPool:
         self.address: Address = parse_base_url(base_url)
         self._settings = settings
         self._loop = asyncio.get_running_loop()
+        self._rounds = rounds_of_loop()
         self._tls = make_client_context(settings.tls) if self.address.is_tls else None
         self._connections: set[UpstreamConnection] = set()
         self._idle: list[UpstreamConnection] = []
@@ -110,7 +112,7 @@ class UpstreamPool:
         idle = self._idle
         while idle:
             connection = idle.pop()
-            if connection.is_usable:
+            if connection.is_usable and not connection.arrived:
                 self._num_reused += 1
                 connection.start(answer, head, body, is_head_request=is_head_request)
                 return True
@@ -256,7 +258,7 @@ class UpstreamPool:
         return connection
 
     def _make_connection(self) -> UpstreamConnection:
-        return UpstreamConnection(self, self._settings, self._loop)
+        return UpstreamConnection(self, self._settings, self._rounds)
 
     def _tick(self) -> None:
         """Compare every connection's deadline; runs while there is one. O(connections), twice a second."""

@@ -10,6 +10,7 @@ from fakes.transport import FakeTransport
 from gateway.errors import (
     UpstreamError,
 )
+from gateway.scheduling.rounds import rounds_of_loop
 from gateway.upstream.connection import UpstreamConnection
 from gateway.upstream.exchange import BodySource, Exchange
 from gateway.upstream.settings import UpstreamSettings
@@ -65,8 +66,7 @@ class Bench:
     def __init__(self, settings: UpstreamSettings | None = None, *, is_head_request: bool = False) -> None:
         self.owner = Owner()
         self.transport = FakeTransport()
-        loop = asyncio.get_running_loop()
-        self.connection = UpstreamConnection(self.owner, settings or UpstreamSettings(), loop)
+        self.connection = UpstreamConnection(self.owner, settings or UpstreamSettings(), rounds_of_loop())
         self.connection.connection_made(self.transport)
         self.exchange: Exchange
         self.head: asyncio.Future[None]
@@ -81,6 +81,7 @@ class Bench:
         for piece in pieces:
             if not self.transport.is_closing():
                 self.connection.data_received(piece)
+                self.connection.read_arrived()
 
     def end(self, how: str) -> None:
         """The peer closes (`fin`) or resets (`rst`)."""
