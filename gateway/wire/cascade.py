@@ -15,12 +15,12 @@ import msgspec
 
 from gateway.values import Api, KeySource, SessionKey
 from gateway.wire.bodies import ABSENT, Body
-from gateway.wire.keys import HeaderScan, IdentityFinder, KeyHasher, Scope, length_prefixed
+from gateway.wire.keys import HeaderScan, IdentityFinder, KeyHasher, Marks, Scope, length_prefixed
 from gateway.wire.settings import KeySettings
 
 _OUTSIDE: Final = ("header", "cookie")  # sources that are not in the body
 _MAX_KNOWN: Final = 16_384  # at about 400 bytes
-_MAX_KNOWN_LENGTH: Final = 300
+_MAX_KNOWN_BYTES: Final = 300
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
@@ -69,17 +69,28 @@ class KeyCascade:
             "prompt_cache_key": self._by_bucket,
             "cookie": self._by_cookie,
         }
-        self._known: dict[tuple[bytes, bytes, Scope], Key] = {}  # of requests with one session header
+        self._known: dict[tuple[Marks, Scope], Identity] = {}  # of requests that only headers name
         self.uses_fingerprint = "fingerprint" in settings.sources
         self._order = [by_source[source] for source in settings.sources if source in by_source]
         # of a body that names nothing, as most
         self._nothing = (ABSENT,) * len(self.body_names)
         self._order_outside = [by_source[source] for source in settings.sources if source in _OUTSIDE]
 
-    def identify(self, api: Api, names: Names) -> Identity:
-        """Return what the names of a request come to, fingerprint aside."""
-        answer_key = self.answer_key(names) if api is Api.RESPONSES else None
-        return Identity(self.find(names), answer_key, names.headers.is_auxiliary)
+    def identify(self, api: Api, marks: Marks, body: Body, tenant: str, scope: Scope) -> Identity:
+        """Return what the names of a request come to, fingerprint aside. Changes only a bounded memo."""
+        if body.names != self._nothing:
+            names = Names(self._finder.scan(marks), body, tenant, scope)
+            answer_key = self.answer_key(names) if api is Api.RESPONSES else None
+            return Identity(self.find(names), answer_key, names.headers.is_auxiliary)
+        identity = self._known.get((marks, scope))
+        if identity is None:
+            names = Names(self._finder.scan(marks), body, tenant, scope)
+            identity = Identity(self.find(names), None, names.headers.is_auxiliary)
+            if sum([len(value) for _, value in marks]) <= _MAX_KNOWN_BYTES:
+                if len(self._known) >= _MAX_KNOWN:
+                    self._known.clear()
+                self._known[marks, scope] = identity
+        return identity
 
     def find(self, names: Names) -> Key | None:
         """Return the key of the first source that has a usable value, fingerprint aside."""
@@ -98,21 +109,8 @@ class KeyCascade:
         return Key(SessionKey(key), KeySource.FINGERPRINT, is_bucket=True)
 
     def _by_header(self, names: Names) -> Key | None:
-        candidates = names.headers.candidates
-        if not candidates:
-            return None
-        sent = candidates[0][1], names.headers.qualifier, names.scope
-        if len(candidates) == 1 and sent in self._known:
-            return self._known[sent]
         value = self._finder.best_header(names.headers)
-        if value is None:
-            return None
-        key = self._session(names, value, KeySource.HEADER)
-        if len(candidates) == 1 and len(sent[0]) <= _MAX_KNOWN_LENGTH:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[sent] = key
-        return key
+        return None if value is None else self._session(names, value, KeySource.HEADER)
 
     def _by_body(self, names: Names) -> Key | None:
         for field, position in self._fields:

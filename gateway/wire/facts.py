@@ -13,7 +13,7 @@ from typing import Final, TypedDict
 from gateway.errors import UnsupportedMediaType
 from gateway.values import Api, KeySource, RequestFacts, SessionKey
 from gateway.wire.bodies import Body, BodyDecoder
-from gateway.wire.cascade import KeyCascade, Names
+from gateway.wire.cascade import KeyCascade
 from gateway.wire.conversations import MIN_BYTES, Conversations, Found, Reading, Request, is_same_scope
 from gateway.wire.encodings import decode_body
 from gateway.wire.forms import RawHeaders, model_of_form
@@ -152,9 +152,7 @@ class FactsParser:
             return None
         identity = known.identity
         if body.names != known.names:
-            identity = self._cascade.identify(
-                request.api, Names(self._finder.scan(request.marks), body, tenant, scope)
-            )
+            identity = self._cascade.identify(request.api, request.marks, body, tenant, scope)
         if identity.key is None and self._cascade.uses_fingerprint and not known.has_fingerprint:
             return None
         wants_progress = self._conversations.is_far_behind(request, found)
@@ -165,8 +163,7 @@ class FactsParser:
         self, api: Api, marks: Marks, tenant: str, body: Body, *, wants_progress: bool = False
     ) -> Reading:
         scope = self._hasher.scope(tenant, body.model)
-        names = Names(self._finder.scan(marks), body, tenant, scope)
-        identity = self._cascade.identify(api, names)
+        identity = self._cascade.identify(api, marks, body, tenant, scope)
         wants_fingerprint = identity.key is None and self._cascade.uses_fingerprint
         if api._value_ in _PROMPTLESS:
             prompt = Prompt(num_bytes=len(body.text))
