@@ -5,6 +5,8 @@ chunk per read of the upstream, head and first bytes in one write; HTTP/1.0 clie
 the connection. So bytes can be added at any chunk boundary (an in-band error, a keep-alive comment) and
 the bytes of the body itself are never altered.
 
+What is to leave waits for its stage of the round (`scheduling.rounds`).
+
 Invariants: nothing is written after the end; a body that ends early never looks complete (the connection
 closes without a last chunk, or short of its length). With the last byte the connection is told, and may begin
 its next request.
@@ -19,6 +21,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from gateway.downstream.request import ClientRequest
+from gateway.scheduling.round_protocol import LARGE_READ_BYTES
+from gateway.scheduling.rounds import Stage
 from gateway.upstream.exchange import BodySource
 
 SSE_COMMENT = b":\n"
@@ -36,10 +40,11 @@ class ClientRelay:
         "_connection",
         "_content_length",
         "_has_bodyless_answer",
-        "_held_head",
+        "_is_answered",
         "_is_chunked",
         "_is_finished",
         "_keeps_alive",
+        "_leaving",
         "_observer",
         "_request",
         "_silence_timer",
@@ -63,7 +68,8 @@ class ClientRelay:
         self._transport = transport
         self._observer = observer
         self._source: BodySource | None = None
-        self._held_head = b""
+        self._leaving: list[bytes] = []  # in the round to come, or under way
+        self._is_answered = False  # those are the last bytes
         self._is_chunked = False
         self._content_length: int | None = None
         self.is_event_stream = False
@@ -90,7 +96,7 @@ class ClientRelay:
     ) -> None:
         """Start the answer. `headers` are end-to-end ones; length, coding and connection are added here.
 
-        The head leaves with the first call of `on_data`, so an answer that is here already takes one write.
+        The head leaves with what comes of the body in the same round, in one write.
         """
         assert not self.has_started
         self.has_started = True
@@ -99,7 +105,7 @@ class ClientRelay:
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(framing)
-        self._held_head = b"".join(lines)
+        self._leave(b"".join(lines))
         if is_event_stream and self._connection.settings.sse_keepalive_s is not None:
             self._watch_silence(self._connection.settings.sse_keepalive_s)
 
@@ -116,9 +122,8 @@ class ClientRelay:
         self._keeps_alive = False
         self._source = None
         self._stop_watching()
-        if self._is_chunked or self._content_length is not None:
-            self._flush_head()  # written bytes leave; the missing last chunk, or length, tells
-        else:
+        self._write_leaving()
+        if not (self._is_chunked or self._content_length is not None):
             self._connection.abort()  # only a reset differs from the regular end
         self._connection.on_answered(keeps_alive=False)
 
@@ -159,8 +164,8 @@ class ClientRelay:
             self._end(data)
         elif data:
             self._write(data)
-        else:
-            self._flush_head()
+        if len(data) >= LARGE_READ_BYTES:
+            self._write_leaving()  # let the transport say when it has enough
 
     # -- for the connection
 
@@ -223,34 +228,35 @@ class ClientRelay:
         return self.has_started and self._is_chunked and not self._transport.is_closing()
 
     def _write(self, data: bytes) -> None:
-        """One chunk (or raw bytes), in one write with a head that still waits."""
+        """One chunk, or raw bytes."""
         if self._is_chunked:
             size = len(data)
             size_line = _SIZE_LINES[size] if size < _NUM_SIZE_LINES else b"%x\r\n" % size
-            data = b"".join((self._held_head, size_line, data, b"\r\n"))
-        elif self._held_head:
-            data = self._held_head + data
-        self._held_head = b""
-        self._transport.write(data)
-
-    def _flush_head(self) -> None:
-        if self._held_head:
-            self._transport.write(self._held_head)
-            self._held_head = b""
+            data = b"".join((size_line, data, b"\r\n"))
+        self._leave(data)
 
     def _end(self, data: bytes) -> None:
-        """The last bytes and the mark of the end, in one write."""
+        """The last bytes and the mark of the end."""
         if self._content_length not in (None, self.bytes_sent) and not self._has_bodyless_answer:
             self._keeps_alive = False  # our own answers only: llhttp counts an upstream's bytes
-        self._is_finished = True
+        self._is_finished = self._is_answered = True
         self._source = None
         self._stop_watching()
         if self._is_chunked:
-            chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-            data = b"%b%b0\r\n\r\n" % (self._held_head, chunk)
-        else:
-            data = self._held_head + data
-        self._held_head = b""
-        if data:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        self._leave(data)
+
+    def _leave(self, data: bytes) -> None:
+        """Have bytes leave in this round, in one write with all others of it."""
+        if not self._leaving:
+            self._connection.rounds.add(Stage.WRITES, self._write_leaving)
+        self._leaving.append(data)
+
+    def _write_leaving(self) -> None:
+        pieces, self._leaving = self._leaving, []
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if data and not self._transport.is_closing():
             self._transport.write(data)
-        self._connection.on_answered(keeps_alive=self._keeps_alive)
+        if self._is_answered:
+            self._is_answered = False
+            self._connection.on_answered(keeps_alive=self._keeps_alive)

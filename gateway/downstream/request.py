@@ -22,6 +22,7 @@ from gateway.downstream.body import ChunkedBody, SizedBody
 from gateway.downstream.head import HeadLimits, RequestHead
 from gateway.downstream.settings import DownstreamSettings
 from gateway.errors import BadRequest, BodyTooLarge, ExpectationFailed, GatewayError, RequestTimeout
+from gateway.scheduling.rounds import Rounds
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -56,6 +57,7 @@ class Connection(Protocol):
     relay: Relay | None
     settings: DownstreamSettings
     is_writing_paused: bool
+    rounds: Rounds
 
     @property
     def is_leaving(self) -> bool:

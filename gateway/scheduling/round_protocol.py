@@ -18,16 +18,16 @@ class RoundProtocol(asyncio.Protocol):
     `read_arrived`, so that what came first is read first.
     """
 
-    __slots__ = ("_rounds", "_stage", "arrived")
+    __slots__ = ("_stage", "arrived", "rounds")
 
     def __init__(self, rounds: Rounds, stage: Stage) -> None:
-        self._rounds, self._stage = rounds, stage
+        self.rounds, self._stage = rounds, stage
         self.arrived = b""  # not read yet
 
     def data_received(self, data: bytes) -> None:
         if not self.arrived:
             self.arrived = data
-            self._rounds.add(self._stage, self.read_arrived)
+            self.rounds.add(self._stage, self.read_arrived)
         else:
             self.arrived += data
         if len(data) >= LARGE_READ_BYTES:

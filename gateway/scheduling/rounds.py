@@ -25,13 +25,15 @@ class Stage(enum.IntEnum):
     """In the order of a round: what frees capacity comes before what needs it."""
 
     ANSWERS = 0
-    """Bytes of backends: read, and passed on to clients."""
-    ENDS = 1
-    """Requests that have been answered: given back what they hold."""
-    REQUESTS = 2
-    """Bytes of clients: heads and bodies."""
-    TURNS = 3
-    """Requests that can go on: placed, and sent to backends."""
+    """Bytes of backends are read, and made into bytes for clients."""
+    WRITES = 1
+    """Those bytes leave."""
+    ENDS = 2
+    """Requests that have been answered give back what they hold."""
+    REQUESTS = 3
+    """Bytes of clients are read: heads and bodies."""
+    TURNS = 4
+    """Requests that can go on take their steps: placed, and sent to backends."""
 
 
 class Rounds:
