@@ -146,7 +146,7 @@ class Operator:
             del self._obeyed[subject]
         for backend_id in self._set_aside.keys() - {subject.backend_id for subject in self._book}:
             del self._set_aside[backend_id]
-        for subject in self._book:
+        for subject in sorted(self._book):  # the state first: it may bring back what has the weight
             self._apply(subject)
 
     # --- private ---------------------------------------------------------------------------------
