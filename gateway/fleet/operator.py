@@ -144,10 +144,11 @@ class Operator:
         await self._exchange()
         for subject in self._obeyed.keys() - self._book.keys():
             del self._obeyed[subject]
-        for backend_id in self._set_aside.keys() - {subject.backend_id for subject in self._book}:
-            del self._set_aside[backend_id]
         for subject in sorted(self._book):  # the state first: it may bring back what has the weight
             self._apply(subject)
+        away = {subject.backend_id for subject in self._book} - self._fleet.view.backends.keys()
+        for backend_id in self._set_aside.keys() - away:
+            del self._set_aside[backend_id]
 
     # --- private ---------------------------------------------------------------------------------
 
