@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.admin.operations import make_etag
+from gateway.admin.order_answers import OrderAnswer
 
 # -- backends
 
@@ -71,6 +72,7 @@ class BackendAnswer(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: dict[str, int] | None
     drain: Drain | None
     routing: RoutingBelief | None
+    orders: list[OrderAnswer]
 
     def etag(self) -> str:
         """Covers what an operator can change, not values that change by themselves."""

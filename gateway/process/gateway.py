@@ -24,6 +24,7 @@ class Gateway(GatewayParts):
         try:
             await self.sessions.start()
             self.membership.apply((), self.config.backends)
+            await self.operator.learn()  # so that nothing is served against an order
             self.discovery.start()
             self.loop_lag.start()
             self.authentication.start()
@@ -31,8 +32,7 @@ class Gateway(GatewayParts):
                 self.shared.tenant_use.start(self.limiter.num_in_flight)
             if self.worker_reports is not None:
                 self.worker_reports.start(self.metrics.own_families)
-            if self.shared.is_shared:
-                self.replica_sync.start()
+            self.replica_sync.start()
             contexts = read_contexts(self.config)
             server = ClientServer(
                 self.front.handle, self.config.downstream, on_refusal=self.front.count_refusal
