@@ -62,6 +62,22 @@ class KeySource(enum.Enum):
     NONE = "none"
 
 
+class AttemptOutcome(enum.Enum):
+    """What became of a request at the last backend that had it; the label `outcome` of its metrics.
+
+    The status line alone does not tell: a stream may break, or say in an event that the engine has failed.
+    """
+
+    NOT_SENT = "not_sent"  # the gateway answered itself
+    REFUSED = "refused"  # no connection to the backend
+    NO_ANSWER = "no_answer"  # the connection ended, or time was up, before the head of an answer
+    BACK_PRESSURE = "back_pressure"  # 429, 503, or the same said in an event: healthy and busy
+    FAILED_BEFORE_CONTENT = "failed_before_content"  # a status, an event or an end instead of content
+    FAILED_IN_STREAM = "failed_in_stream"  # after some content: the client has part of an answer
+    ABORTED_BY_CLIENT = "aborted_by_client"
+    COMPLETE = "complete"  # a whole answer; a 4xx too, which is about the request
+
+
 class Affinity(enum.Enum):
     """How a request was placed relative to its session's home; the value of `x-homing-affinity`."""
 

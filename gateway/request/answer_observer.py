@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.values import Api, Usage
-from gateway.wire.answers import observe_json
+from gateway.wire.answers import error_in_json, observe_json
 from gateway.wire.sse import SseObserver
 
 BATCH_BYTES: Final = 2_048
@@ -28,6 +28,7 @@ class AnswerObserver:
         "_sse",
         "_unread",
         "api",
+        "error_status",
         "finish_reason",
         "response_id",
         "usage",
@@ -44,6 +45,7 @@ class AnswerObserver:
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self.response_id: str | None = None
+        self.error_status: int | None = None  # the status that an error inside a good answer stands for
 
     @property
     def is_mid_event(self) -> bool:
@@ -55,6 +57,21 @@ class AnswerObserver:
         """A stream whose closing event has passed: nothing is missing whatever the connection does."""
         self._catch_up()
         return self._sse is not None and self._sse.is_complete
+
+    @property
+    def has_content(self) -> bool:
+        """Of a stream: an event has passed that is more than an opening."""
+        return self._sse is None or self._sse.has_content
+
+    @property
+    def has_first_token(self) -> bool:
+        return self._sse is not None and self._sse.has_first_token
+
+    def read_error(self, *, is_last: bool) -> int | None:
+        """Return the status that the answer so far stands for if it reports an error, else None."""
+        if self._sse is not None:
+            return self._sse.error_status
+        return error_in_json(b"".join(self._unread)) if is_last and self._room_bytes >= 0 else None
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
@@ -86,8 +103,10 @@ class AnswerObserver:
         if self._sse is not None:
             self._catch_up()
             self.usage, self.finish_reason = self._sse.usage, self._sse.finish_reason
-            self.response_id = self._sse.response_id
+            self.response_id, self.error_status = self._sse.response_id, self._sse.error_status
         elif self._room_bytes >= 0:
-            self.usage, self.finish_reason, self.response_id = observe_json(self.api, b"".join(self._unread))
+            body = b"".join(self._unread)
+            self.usage, self.finish_reason, self.response_id = observe_json(self.api, body)
+            self.error_status = error_in_json(body)
         self._unread.clear()
         self._on_first_token = None  # it knows the turn, which knows us: leave no cycle to the collector

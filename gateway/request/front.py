@@ -31,7 +31,7 @@ from gateway.request.request_debug import is_asked_for
 from gateway.request.settings import RequestConfig
 from gateway.request.turn import Turn
 from gateway.tenants.tenant import Tenant
-from gateway.values import Api
+from gateway.values import Api, AttemptOutcome
 from gateway.wire.headers import clean_request_id
 from gateway.wire.routes import Route, RouteTable, dialect_of
 
@@ -123,7 +123,8 @@ class Front:
 
     def _count(self, api: Api, status: int, error: GatewayError | Refusal | None) -> None:
         """Of a request that never became a turn: nobody else counts it."""
-        self._metrics.requests[api.value, status_label(status)] += 1.0
+        outcome = AttemptOutcome.COMPLETE if error is None else AttemptOutcome.NOT_SENT
+        self._metrics.requests[api.value, status_label(status), outcome.value] += 1.0
         if error is not None:
             self._metrics.errors[error.source, error.code] += 1.0
 

@@ -50,7 +50,7 @@ class Recorder:
             turn.outcome.status = CLIENT_CLOSED_REQUEST
         self._renew(turn)
         if turn.api is Api.RESPONSES:
-            self._remember_response(turn)
+            self.remember_response(turn)
         self._count(turn, now_s)
         if turn.trace is not None:
             self._link_trace(turn, turn.trace, now_s)
@@ -79,11 +79,15 @@ class Recorder:
             facts.session_key, binding, context_tokens=context_tokens, num_turns=binding.num_turns + 1
         )
 
-    def _remember_response(self, turn: Turn) -> None:
-        """A follow-up that names this answer must come to the backend that stored it."""
+    def remember_response(self, turn: Turn) -> None:
+        """A request that names this answer must come to the backend that has it, also while it runs.
+
+        Does nothing while its id is unknown, or when it is remembered.
+        """
         placement, outcome = turn.placement, turn.outcome
         response_id = outcome.observer.response_id if outcome.observer is not None else None
-        if response_id and placement.decision is not None:
+        if response_id and placement.decision is not None and outcome.remembered_id != response_id:
+            outcome.remembered_id = response_id
             key = self._parser.response_session_key(turn.tenant.name, response_id)
             self._spawn(self._sessions.claim(key, placement.decision.backend_id, placement.epoch))
 
@@ -95,7 +99,7 @@ class Recorder:
     def _count(self, turn: Turn, now_s: float) -> None:
         placement, outcome = turn.placement, turn.outcome
         metrics, api = self._metrics, turn.api._value_  # `value` of an Enum member is Python code
-        metrics.requests[api, status_label(outcome.status)] += 1.0
+        metrics.requests[api, status_label(outcome.status), outcome.result._value_] += 1.0
         metrics.duration.observe(now_s - turn.started_s, api)
         if outcome.is_client_gone:
             metrics.client_gone[api] += 1.0
@@ -187,6 +191,7 @@ def _access_line(turn: Turn, now_s: float, wall_s: float) -> AccessLine:
         request_id=turn.request_id,
         api=turn.api.value,
         status=outcome.status,
+        outcome=outcome.result.value,
         duration_ms=_ms(now_s - turn.started_s),
         attempts=placement.num_attempts,
         key_source=facts.key_source.value,

@@ -241,6 +241,10 @@ class Router:
             policy=self._policy.name,
         )
 
+    def could_take(self, facts: RequestFacts, excluded: frozenset[BackendId]) -> bool:
+        """Whether a backend that is not excluded could take this request now. Changes nothing."""
+        return self._selector.could_take(facts, excluded)
+
     def reserve(
         self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None
     ) -> Reservation:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from gateway.errors import ModelNotFound, NoBackend
 from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Candidates, ModelBackends
 from gateway.routing.slow_start import SlowStart
 from gateway.values import Affinity, BackendId, BackendState, Binding, RequestFacts
@@ -49,7 +50,7 @@ class Selector:
             home, cause = find_home(candidates, facts.model, binding)
             if home in barred:
                 home, cause = None, "home_failed"
-            slots = usable.best_tier(barred, ALL_TIERS)
+            slots = usable.best_tier(barred, OPEN_TIERS if excluded else ALL_TIERS)
             if cause == "home_restarted" and slots and slots[0] in usable.tiers[0]:
                 # it is cold: its sessions spread over the others instead of all returning at once
                 slots = _without(slots, (candidates.slot_of[binding.backend_id],))
@@ -61,6 +62,14 @@ class Selector:
             owed = self._slow_start.owed(slots)
             slots = slots if owed is None else (owed,)
         return home, cause, slots
+
+    def could_take(self, facts: RequestFacts, excluded: frozenset[BackendId]) -> bool:
+        """Whether a backend that is not excluded serves the model, is fit, and open to new sessions."""
+        try:
+            usable = self._candidates.for_model(facts.model)
+        except (NoBackend, ModelNotFound):
+            return False
+        return bool(usable.best_tier(self._candidates.slots_of(excluded), OPEN_TIERS))
 
     def _first_on_ring(self, facts: RequestFacts, slots: tuple[int, ...]) -> tuple[int, ...]:
         """Return the ring's choice of these slots, alone; all of them without a key."""
