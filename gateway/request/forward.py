@@ -77,7 +77,8 @@ class Forwarder:
         status, backend_id = attempt.status, turn.backend_id
         assert backend_id is not None
         retry_after_s = self._retry_after(attempt, backend_id) if status in (429, 503) else None
-        outcome = outcome_of_status(status, has_retry_after=retry_after_s is not None)
+        has_queue = status == 503 and self._fleet.has_queue(backend_id)
+        outcome = outcome_of_status(status, has_retry_after=retry_after_s is not None, has_queue=has_queue)
         if outcome is not Outcome.SUCCESS:  # a good one counts when the answer is complete
             self._fleet.observe_outcome(backend_id, outcome, f"status_{status}")
         if status in self._failover.retry_statuses and self.has_alternative(turn):
