@@ -192,6 +192,18 @@ class UpstreamConnectFailed(UpstreamError):
     code = "upstream_connect_failed"
 
 
+class UpstreamRefused(UpstreamConnectFailed):
+    """Nobody listens at the backend's address: the connection was refused, or there is no socket file."""
+
+    code = "upstream_refused"
+
+
+class UpstreamPoolFull(UpstreamConnectFailed):
+    """The gateway's own limit of connections to this backend is reached: it says nothing of the backend."""
+
+    code = "upstream_pool_full"
+
+
 class UpstreamReset(UpstreamError):
     """The connection ended before the response head was complete.
 

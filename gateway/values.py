@@ -94,7 +94,7 @@ class BackendState(enum.Enum):
 
     JOINING = "joining"  # configured, not yet seen healthy
     READY = "ready"
-    DEGRADED = "degraded"  # answers with errors or overload: used only if no better backend is left
+    DEGRADED = "degraded"  # on trial after failed requests: a few new sessions, more only as a last resort
     DRAINING = "draining"  # no new sessions; bound ones move at their next turn
     CORDONED = "cordoned"  # no new sessions; bound ones stay
     DOWN = "down"
@@ -107,7 +107,7 @@ class BackendState(enum.Enum):
     @property
     def keeps_sessions(self) -> bool:
         """Whether a session bound here may stay for its next turn."""
-        return self in (BackendState.READY, BackendState.DEGRADED, BackendState.CORDONED)
+        return self in (BackendState.READY, BackendState.CORDONED)
 
     @property
     def is_routable(self) -> bool:

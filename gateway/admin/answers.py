@@ -56,6 +56,7 @@ class BackendAnswer(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     engine: str
     state: str
+    is_spared: bool  # in service though its probes or requests fail
     weight: float
     epoch: int
     labels: dict[str, str]

@@ -61,6 +61,7 @@ def describe_backend(
         url=backend.base_url,
         engine=backend.engine,
         state=backend.state.value,
+        is_spared=backend_id in parts.fleet.spared,
         weight=backend.weight,
         epoch=backend.epoch,
         labels=dict(backend.labels),

@@ -232,7 +232,7 @@ class GatewayParts:
 
     def _build_front(self, config: Config) -> None:
         self.front = Front(self.proxy, self.fleet, self.metrics, config, clock=self._clock)
-        self.front.degraded = functools.partial(_degraded_parts, self.sessions)
+        self.front.degraded = functools.partial(_degraded_parts, self.sessions, self.fleet)
         self.front.debug_tokens = self.admin_tokens if self.admin_tokens.is_any else None
 
     def _gauge_sources(self, lines: LogWriter | None) -> GaugeSources:
@@ -321,8 +321,9 @@ def _make_router(config: Config, recording: RecordingFile | None) -> Router:
     return RecordingRouter(config.routing, recording.write, policies=ALL_POLICIES)
 
 
-def _degraded_parts(sessions: SessionStore) -> list[str]:
-    return ["session_store"] if sessions.stats().is_degraded else []
+def _degraded_parts(sessions: SessionStore, fleet: Fleet) -> list[str]:
+    parts = {"session_store": sessions.stats().is_degraded, "backend_health": bool(fleet.spared)}
+    return [name for name, is_degraded in parts.items() if is_degraded]
 
 
 def _open_tracing(config: Config) -> Tracing | None:

@@ -109,7 +109,12 @@ class Forwarder:
         status, backend_id = attempt.status, turn.backend_id
         assert backend_id is not None
         retry_after_s = self._retry_after(attempt, backend_id) if status in (429, 503) else None
-        outcome = outcome_of_status(status, has_retry_after=retry_after_s is not None)
+        outcome = outcome_of_status(
+            status,
+            has_retry_after=retry_after_s is not None,
+            has_queue=status == 503 and self._fleet.has_queue(backend_id),
+            words=b"".join(attempt.held),
+        )
         self._fleet.observe_outcome(backend_id, outcome, f"status_{status}")
         if status not in self._failover.retry_statuses:
             return None

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -178,10 +179,19 @@ class Front:
         self._answer_json(request, {"status": "ok"})
 
     def _ready(self, request: ClientRequest) -> None:
-        """May this replica get traffic? A degraded store does not change the answer: routing goes on."""
+        """May this replica get traffic? The engines' health does not change the answer, but in its first
+        moments, when it knows none of them, nor does a degraded store: the gateway answers all the same.
+        `?min_backends=1` asks for ready backends too.
+        """
         num_ready = sum(backend.state.keeps_sessions for backend in self._fleet.view.backends.values())
-        is_ready = num_ready > 0 and not self.is_leaving
-        reason = "leaving" if self.is_leaving else None if num_ready else "no backend is ready"
+        reason = None
+        if self.is_leaving:
+            reason = "leaving"
+        elif not self._fleet.has_settled:
+            reason = "starting: no backend is ready yet"
+        elif num_ready < _min_backends(request.raw_path):
+            reason = "fewer backends are ready than were asked for"
+        is_ready = reason is None
         body = {"ready": is_ready, "backends_ready": num_ready, "degraded": self.degraded(), "reason": reason}
         self._answer_json(request, body, status=200 if is_ready else 503)
 
@@ -239,6 +249,11 @@ class Front:
             if backend.state.is_routable
             for model in backend.models or ()
         }
+
+
+def _min_backends(target: str) -> int:
+    wanted = parse_qs(target.partition("?")[2]).get("min_backends", ["0"])[-1]
+    return int(wanted) if wanted.isdecimal() and len(wanted) < 10 else 0
 
 
 def _model_card(model: str) -> dict[str, object]:

@@ -18,7 +18,7 @@ from gateway.errors import (
 from gateway.request.turn import TurnOutcome
 from gateway.values import AttemptOutcome
 
-_BUSY: Final = frozenset({429, 503})
+_BUSY: Final = frozenset({429, 503, 529})
 _CUT_SHORT: Final = frozenset({"abort", "error"})
 """Finish reasons of an engine that gave up."""
 

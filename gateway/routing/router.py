@@ -79,6 +79,7 @@ class Router:
         self._lives: list[int] = []  # by slot: how many backends have had it before
         slow_start = SlowStart()
         self._selector = Selector(self._candidates, slow_start)
+        self.could_take = self._selector.could_take
         self._books = Bookkeeping(
             self._candidates,
             self._costs,
@@ -215,6 +216,8 @@ class Router:
         home, cause, slots = self._selector.select(facts, binding, usable, excluded, avoided, by_ring)
         if not slots and home is None:
             raise NoBackend("no backend can take this request now", retry_after_s=self.settings.retry_after_s)
+        if home is None and usable.tiers[1] and not excluded:
+            slots = self._selector.on_trial(usable, avoided, self._load.in_flight) or slots
         ratio = self._tokens.get(facts.model)
         chain, prompt_tokens = measure_prompt(facts, binding, ratio)
         shares = self._candidates.shares(slots, usable, now_s) if slots else None
@@ -240,10 +243,6 @@ class Router:
             prompt_tokens=int(prompt_tokens),
             policy=self._policy.name,
         )
-
-    def could_take(self, facts: RequestFacts, excluded: frozenset[BackendId]) -> bool:
-        """Whether a backend that is not excluded could take this request now. Changes nothing."""
-        return self._selector.could_take(facts, excluded)
 
     def reserve(
         self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None

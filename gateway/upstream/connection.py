@@ -62,7 +62,6 @@ class UpstreamConnection(RoundProtocol):
     __slots__ = (
         "_answer",
         "_body_pieces",
-        "_has_body",
         "_has_no_body",
         "_header_bytes",
         "_is_head_request",
@@ -75,6 +74,7 @@ class UpstreamConnection(RoundProtocol):
         "_settings",
         "_transport",
         "deadline_s",
+        "has_body",
         "is_reused",
         "on_body",
         "phase",
@@ -95,7 +95,7 @@ class UpstreamConnection(RoundProtocol):
         self.is_reused = False  # it has served a request before the one under way
         self._is_paused = False
         self._is_head_request = False
-        self._has_body = self._has_no_body = False
+        self.has_body = self._has_no_body = False
         self._keeps_alive = False  # the complete answer allows another request
         self._header_bytes = 0
         self._num_overhead_bytes = 0
@@ -125,7 +125,7 @@ class UpstreamConnection(RoundProtocol):
         self._answer = answer
         answer.carrier = self
         self._is_head_request = is_head_request
-        self._has_body = self._has_no_body = self._keeps_alive = False
+        self.has_body = self._has_no_body = self._keeps_alive = False
         self._header_bytes = self._num_overhead_bytes = 0
         self.deadline_s = self._loop.time() + self._settings.first_byte_timeout_s
         if body:
@@ -145,7 +145,7 @@ class UpstreamConnection(RoundProtocol):
             self._fail(UpstreamTimeout(f"the backend sent no response head within {limit_s:g} s"))
         elif phase is _BODY:
             limit_s, where = self._settings.first_byte_timeout_s, "after the head of its answer"
-            if self._has_body:
+            if self.has_body:
                 limit_s, where = self._settings.idle_timeout_s, "in the middle of its answer"
             self._fail(UpstreamTimeout(f"the backend sent nothing for {limit_s:g} s {where}"))
         else:
@@ -205,8 +205,7 @@ class UpstreamConnection(RoundProtocol):
             return
         had_head = self.phase is _BODY
         if had_head:
-            self._has_body = True
-            self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
+            self.has_body, self.deadline_s = True, self._loop.time() + self._settings.idle_timeout_s
         elif self.phase is _SENT:
             self._enter(_HEAD)
         try:
@@ -241,8 +240,7 @@ class UpstreamConnection(RoundProtocol):
         answer.on_head()
         data = b"".join(self._body_pieces)
         if data:
-            self._has_body = True
-            self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
+            self.has_body, self.deadline_s = True, self._loop.time() + self._settings.idle_timeout_s
         self._body_pieces.clear()
         if self._answer is answer:  # it may have been given up because of its head
             answer.on_data(data, False)

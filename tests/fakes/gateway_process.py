@@ -117,7 +117,7 @@ class GatewayProcess:
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self.base_url}/readyz", timeout=5).status_code == 200
+            return httpx.get(f"{self.base_url}/readyz?min_backends=1", timeout=5).status_code == 200
         return False
 
     @property

@@ -122,7 +122,9 @@ def black_hole(port: int) -> Iterator[None]:
 @pytest.mark.parametrize("fault", ["refuse", "black hole", "accept and reset"])
 async def test_faults_of_the_connection(fault: str) -> None:
     """Refused, unanswered or reset connects are 502, in each dialect, within the connect timeout."""
-    code = "upstream_reset" if fault == "accept and reset" else "upstream_connect_failed"
+    code = {"refuse": "upstream_refused", "black hole": "upstream_connect_failed"}.get(
+        fault, "upstream_reset"
+    )
     async with one_backend(connect_timeout_s=0.15 if fault == "black hole" else 2) as world:
         leaks = LeakCheck(world)
         backend = world.backends[0]

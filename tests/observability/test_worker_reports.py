@@ -47,7 +47,7 @@ class Member:
         return (gauge,)
 
     def serve(self) -> None:
-        self.metrics.requests["chat", "200"] += 1
+        self.metrics.requests["chat", "200", "complete"] += 1
         self.metrics.duration.observe(0.2, "chat")
 
     def shown(self) -> dict[str, float]:
@@ -73,7 +73,7 @@ def test_each_page_shows_the_whole_machine(tmp_path: Path) -> None:
         assert shown["homing_requests_total.chat.200"] == 6
         assert shown["homing_request_duration_seconds_count.chat"] == 6
         assert shown["homing_requests_in_flight"] == 3
-        assert member.metrics.value(member.metrics.requests, ("chat", "200")) == 6
+        assert member.metrics.value(member.metrics.requests, ("chat", "200", "complete")) == 6
         assert member.metrics.totals(member.metrics.requests) == {"chat": 6}
         assert member.metrics.elsewhere("homing_requests_in_flight") == 3 - member.num_in_flight
 

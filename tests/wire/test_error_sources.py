@@ -32,6 +32,8 @@ MEANT = {
     "Overloaded": (503, "internal", False),  # a limit of the gateway's own; the fleet may be well
     "UpstreamError": (502, "upstream", True),
     "UpstreamConnectFailed": (502, "upstream", True),
+    "UpstreamRefused": (502, "upstream", True),
+    "UpstreamPoolFull": (502, "upstream", True),
     "UpstreamReset": (502, "upstream", True),
     "UpstreamUnavailable": (503, "upstream", True),
     "UpstreamProtocolError": (502, "upstream", True),
