@@ -234,7 +234,8 @@ class SseObserver:
             self.response_id = info.id or self.response_id
             self.finish_reason = info.reason or self.finish_reason
             self._note_usage(info.usage)
-        self.has_content = self.has_content or self.has_first_token or self.finish_reason is not None
+        if answer.text != "" or self.finish_reason is not None:  # an opening has an empty text
+            self.has_content = True
 
 
 def _payload(event: bytes) -> bytes | None:

@@ -38,7 +38,8 @@ MEANT = {
     "UpstreamUnavailable": (503, "upstream", True),
     "UpstreamProtocolError": (502, "upstream", True),
     "UpstreamTimeout": (504, "upstream", True),
-    "UpstreamTruncated": (502, "upstream", False),
+    "UpstreamFailed": (502, "upstream", True),
+    "UpstreamTruncated": (502, "upstream", True),  # while the client has nothing of the answer
 }
 
 
