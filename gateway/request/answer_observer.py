@@ -8,15 +8,22 @@ stays `None`: unknown is not zero.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
 from gateway.values import Api, Usage
-from gateway.wire.answers import error_in_json, observe_json
+from gateway.wire.answers import error_in_json, id_at_head, observe_json
 from gateway.wire.sse import SseObserver
 
+_BACKGROUND: Final = re.compile(rb'"background"[ \t\r\n]*:[ \t\r\n]*true')
 BATCH_BYTES: Final = 2_048
 """About ten events of one token; an open stream holds half of it on average."""
+
+
+def is_background(body: bytes) -> bool:
+    """Whether a request of the Responses API asks for a job that outlives its connection."""
+    return _BACKGROUND.search(body) is not None
 
 
 class AnswerObserver:
@@ -63,6 +70,11 @@ class AnswerObserver:
         """Of a stream: an event has passed that is more than an opening."""
         return self._sse is None or self._sse.has_content
 
+    def take_openings_for_content(self) -> None:
+        """The client needs them too: the first event of a background job brings its id."""
+        if self._sse is not None:
+            self._sse.takes_openings_for_content = True
+
     @property
     def has_first_token(self) -> bool:
         return self._sse is not None and self._sse.has_first_token
@@ -82,6 +94,8 @@ class AnswerObserver:
 
     def _make_room(self) -> None:
         if self._sse is None:
+            if self.response_id is None and self._unread:
+                self.response_id = id_at_head(self._unread[0])
             self._unread.clear()  # too long to be read: the room stays below zero
         else:
             self._catch_up()
@@ -96,6 +110,7 @@ class AnswerObserver:
         if self._on_first_token is not None and sse.has_first_token:
             self._on_first_token()
             self._on_first_token = None
+        self.response_id = sse.response_id
         self._room_bytes = BATCH_BYTES if sse.has_first_token else 0
 
     def finish(self) -> None:

@@ -28,7 +28,7 @@ from typing import Final
 from gateway.downstream.relay import ClientRelay
 from gateway.downstream.tunnel import tunnel
 from gateway.errors import GatewayError, Overloaded, UpstreamError
-from gateway.request.answer_observer import AnswerObserver
+from gateway.request.answer_observer import AnswerObserver, is_background
 from gateway.request.attempt import Attempt
 from gateway.request.fail_over import FailOver
 from gateway.request.forward import Forwarder, NotYetKnown, answer_headers, is_event_stream, log_fault
@@ -230,12 +230,15 @@ class Proxy:
 
     def _observe(self, turn: Turn, is_stream: bool) -> AnswerObserver:
         """Watch a successful answer for content, usage and errors; others pass unread."""
-        return AnswerObserver(
+        observer = AnswerObserver(
             turn.api,
             is_stream=is_stream,
             limit_bytes=self._parts.config.limits.max_answer_observe_bytes,
             on_first_token=partial(self._on_first_token, turn) if is_stream else None,
         )
+        if turn.api is Api.RESPONSES and is_background(turn.body):
+            observer.take_openings_for_content()
+        return observer
 
     def _on_first_token(self, turn: Turn) -> None:
         now_s = turn.outcome.first_token_s = self._clock()

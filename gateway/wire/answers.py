@@ -7,6 +7,7 @@ does) or about what the numbers are used for.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -114,6 +115,8 @@ class GenerateInfo(msgspec.Struct, gc=False):
 
 _NOTHING: Final = (b"", b"null", b'""', b"[]", b"{}", b"false")
 _OBJECT_DECODER: Final = msgspec.json.Decoder(ErrorObject)
+_ID: Final = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([A-Za-z0-9_.:-]{1,256})"')
+_HEAD_BYTES: Final = 4_096
 _MAX_ERROR_BYTES: Final = 65_536
 """No engine's error is longer."""
 
@@ -201,6 +204,12 @@ def error_in_json(body: bytes) -> int | None:
     if bytes(found.object) not in (*_NOTHING, b'"error"'):
         return None  # an answer that has the field, such as a response of the Responses API
     return error_status(bytes(found.error))
+
+
+def id_at_head(body: bytes) -> str | None:
+    """Return the id of an answer that is too long to be read: engines put it at the beginning."""
+    found = _ID.search(body, 0, _HEAD_BYTES)
+    return None if found is None else found[1].decode()
 
 
 def finish_reason_of(answer: ChatAnswer) -> str | None:

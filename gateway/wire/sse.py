@@ -63,12 +63,14 @@ class SseObserver:
         "is_complete",
         "num_events",
         "response_id",
+        "takes_openings_for_content",
         "usage",
     )
 
     def __init__(self, api: Api) -> None:
         self.has_first_token = False
         self.has_content = api not in _KNOWN  # an event has passed that is more than an opening
+        self.takes_openings_for_content = False
         self.error_status: int | None = None  # what the backend reported inside the stream, as a status
         self.is_complete = False  # the dialect's last event was seen
         self.usage = Usage()
@@ -210,12 +212,10 @@ class SseObserver:
             self.has_first_token = True
         elif kind == "error":
             self._note_error(bytes(event.error) or payload)
-        if kind not in _RESPONSES_OPENINGS:
+        if kind not in _RESPONSES_OPENINGS or self.takes_openings_for_content:
             self.has_content = True
         if event.response is None:
             return
-        if event.response.status == "queued":
-            self.has_content = True  # of a background job: the client wants its id
         self.response_id = event.response.id or self.response_id
         self._note_usage(event.response.usage)
         if kind in _RESPONSES_ENDS:
