@@ -212,6 +212,9 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing was changed: one line per reason, with the path of the option."""
 
 
+NO_TIME_S = 1e-9  # sums of short times are not exact
+
+
 class StoreBudget:
     """How long one request may still wait for the session store, over all its calls; each call charges it."""
 
@@ -222,8 +225,12 @@ class StoreBudget:
         self.total_s = total_s  # including our own queue
 
     @property
+    def is_silence_spent(self) -> bool:
+        return self.silence_s < NO_TIME_S
+
+    @property
     def is_spent(self) -> bool:
-        return self.silence_s <= 0 or self.total_s <= 0
+        return self.silence_s < NO_TIME_S or self.total_s < NO_TIME_S
 
     def charge(self, seconds: float, *, is_silent: bool) -> None:
         self.total_s -= seconds

@@ -194,8 +194,9 @@ class RedisLink:
         task.add_done_callback(self._tasks.discard)
 
     def _give_up(self, trip: Trip) -> None:
-        """The budget is spent. A trip that never had its turn says nothing about Redis."""
-        if self._trips.is_under_way(trip) and trip.budget.silence_s <= 0:
+        """The budget is spent. A trip that never had its turn says nothing about Redis, and neither does one
+        that took long while Redis was not silent."""
+        if self._trips.is_under_way(trip) and trip.budget.is_silence_spent:
             self._note_failure(trip.shard)
             trip.end(self._failed("timeout"))
         else:

@@ -129,16 +129,15 @@ async def test_a_loop_that_is_late_all_the_time_binds_every_session(shared_redis
 
 async def test_late_loop_still_notices_a_frozen_server(tmp_path: Path) -> None:
     """What a late loop is forgiven is bounded: a server that stops is noticed within the ticks of a budget,
-    and one that goes on is used again."""
-
+    long before the socket timeout, and one that goes on is used again."""
     with redis_server(tmp_path) as server:
-        async with started_redis_store(proxied(server.port)) as store:
+        async with started_redis_store(proxied(server.port, socket_timeout_ms=5000)) as store:
             await until_live(store)
             holder = asyncio.create_task(hold_the_loop(TURN_S))
             server.pause()
             try:
                 waits = await asyncio.gather(*(timed_claim(store, number) for number in range(30)))
-                assert max(waits) < WELL_BELOW_SOCKET_TIMEOUT_S
+                assert max(waits) < 2.0
                 assert store.stats().breaker is not BreakerState.CLOSED
             finally:
                 server.resume()
