@@ -1,8 +1,8 @@
 """The value types of the gateway: request facts, the fleet, bindings and decisions.
 
-All values are immutable and do no I/O. Pure code (`routing`, `wire`) uses only these types; the other
-packages (`request`, `fleet`, `sessions`, `upstream`) translate sockets, clocks and stores into them. Times
-are seconds on a monotonic clock unless the name says `wall`.
+All values but `StoreBudget` are immutable, and none does I/O. Pure code (`routing`, `wire`) uses only these
+types; the other packages (`request`, `fleet`, `sessions`, `upstream`) translate sockets, clocks and stores
+into them. Times are seconds on a monotonic clock unless the name says `wall`.
 
 Values that are built for every request are `msgspec.Struct`s: a frozen dataclass costs ten times as much to
 build, and these have no cycles, so the garbage collector need not track them. The rest are frozen
@@ -226,3 +226,29 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Paths of the options that differ from the previous configuration."""
     errors: tuple[str, ...] = ()
     """Why nothing was changed: one line per reason, with the path of the option."""
+
+
+NO_TIME_S = 1e-9  # sums of short times are not exact
+
+
+class StoreBudget:
+    """How long one request may still wait for the session store, over all its calls; each call charges it."""
+
+    __slots__ = ("silence_s", "total_s")
+
+    def __init__(self, silence_s: float, total_s: float) -> None:
+        self.silence_s = silence_s  # while the store owes an answer and does not send it
+        self.total_s = total_s  # including our own queue
+
+    @property
+    def is_silence_spent(self) -> bool:
+        return self.silence_s < NO_TIME_S
+
+    @property
+    def is_spent(self) -> bool:
+        return self.silence_s < NO_TIME_S or self.total_s < NO_TIME_S
+
+    def charge(self, seconds: float, *, is_silent: bool) -> None:
+        self.total_s -= seconds
+        if is_silent:
+            self.silence_s -= seconds

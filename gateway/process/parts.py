@@ -303,7 +303,7 @@ class GatewayParts:
             key_watch=self.key_watch,
             gatekeeper=self.authentication.gatekeeper,
             limiter=self.limiter,
-            store_deadline=self.sessions.deadline,
+            store_budget=self.sessions.budget,
         )
 
     def _make_reader(self, config: Config) -> FactsReader:

@@ -17,7 +17,7 @@ from fakes.raw_client import RawClient
 from gateway.fleet.registry import Fleet
 from gateway.request.proxy import Proxy
 from gateway.sessions.memory import MemoryStore
-from gateway.values import BackendId, Binding, SessionKey
+from gateway.values import BackendId, Binding, SessionKey, StoreBudget
 
 CHAT = "/v1/chat/completions"
 
@@ -121,11 +121,11 @@ class SlowClaims(MemoryStore):
         backend_id: BackendId,
         epoch: int,
         context_tokens: int = 0,
-        deadline_s: float | None = None,
+        budget: StoreBudget | None = None,
     ) -> Binding | None:
         if len(self._fleet.view.backends) > 1:
             self._fleet.remove(backend_id)
-        return await super().claim(key, backend_id, epoch, context_tokens, deadline_s)
+        return await super().claim(key, backend_id, epoch, context_tokens, budget)
 
 
 async def test_a_backend_that_leaves_before_it_is_asked_costs_nothing() -> None:
