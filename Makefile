@@ -65,7 +65,7 @@ bench-engine: dev model ## Compare the worker with other engines
 bench-routing: dev ## Simulate every routing policy on every trace slice
 	@$(BIN)/python -m gateway.replay.grid
 
-soak: dev ## Run 1,500 concurrent streams for five minutes
+soak: dev ## Run long: 1,500 streams for five minutes, chaos for fifteen
 	@$(BIN)/pytest -m soak tests
 
 gpu-check: dev ## Check the kernels on a CUDA device: correctness, then minimum speed

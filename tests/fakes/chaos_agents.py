@@ -23,13 +23,8 @@ HANG_LIMIT_S = 90.0
 MAX_TRIES = 6
 ABORT_SHARE, WHOLE_SHARE, NAMED_SHARE = 0.12, 0.25, 0.6
 
-COMPLETE, ABORTED, REFUSED, HTTP_ERROR, EVENT_ERROR = (
-    "complete",
-    "aborted",
-    "refused",
-    "http error",
-    "event error",
-)
+COMPLETE, ABORTED, REFUSED = "complete", "aborted", "refused"
+HTTP_ERROR, EVENT_ERROR, LATE = "http error", "event error", "broken after [DONE]"
 """Good ends, `REFUSED` only while that gateway restarts: the connection gave not one byte of an answer."""
 CUT, TRUNCATED, FOREIGN, ODD, HUNG = "cut", "truncated", "foreign", "odd", "hung"
 """Bad ends: broken without a word; ended well without a finish; of another request; unknown form; never."""
@@ -84,20 +79,15 @@ class Agents:
         for turn in range(1, 2 + min(14, int(rng.expovariate(1 / 7)))):
             if self.is_over:
                 return
-            question = "Tell me more of it, please. " * rng.randint(2, 40)
+            length = rng.randint(10, 120) + (300 if turn == 1 else 0)  # agents begin with files
+            question = "Tell me more of it, please. " * length
             for number in range(MAX_TRIES):
                 marker = f"{session}-{turn}-{number}"
                 content = f"{marker} is the marker of this request of {session}. {question}"
                 asked = [*messages, {"role": "user", "content": content}]
-                attempt = await self._ask(
-                    http,
-                    rng,
-                    Attempt(
-                        marker, session, turn, self._pick(rng).number, rng.random() > WHOLE_SHARE, time.time()
-                    ),
-                    headers,
-                    asked,
-                )
+                gateway, is_stream = self._pick(rng).number, rng.random() > WHOLE_SHARE
+                attempt = Attempt(marker, session, turn, gateway, is_stream, time.time())
+                await self._ask(http, rng, attempt, headers, asked)
                 self.attempts.append(attempt)
                 if attempt.end == COMPLETE:
                     messages = [*asked, {"role": "assistant", "content": "".join(answer_pieces(marker))}]
@@ -118,7 +108,7 @@ class Agents:
         attempt: Attempt,
         headers: dict[str, str],
         messages: list[dict[str, str]],
-    ) -> Attempt:
+    ) -> None:
         leaves_after_s = rng.uniform(0.0, 1.2) if rng.random() < ABORT_SHARE else None
         body = {"model": MODEL, "stream": attempt.is_stream, "messages": messages}
         url = f"{self.fleet.gateways[attempt.gateway].url}/v1/chat/completions"
@@ -130,17 +120,15 @@ class Agents:
                     await _read(attempt, answer)
         except TimeoutError:
             attempt.end = ABORTED if leaves_after_s is not None else HUNG
-        except aiohttp.ClientPayloadError as error:
-            if attempt.end != EVENT_ERROR:  # a broken end after the error has been told is as it should be
-                attempt.end, attempt.detail = CUT, repr(error)
-        except (aiohttp.ClientConnectionError, OSError) as error:
+        except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError, OSError) as error:
             if attempt.status:
-                attempt.end = attempt.end if attempt.end == EVENT_ERROR else CUT
+                _judge_break(attempt)
             else:
                 attempt.end = REFUSED
+                gateway = self.fleet.gateways[attempt.gateway]
+                gateway.is_taken = gateway.is_taken and not gateway.lock.locked()
             attempt.detail = attempt.detail or repr(error)
         attempt.ended_s = time.time()
-        return attempt
 
 
 async def _read(attempt: Attempt, answer: aiohttp.ClientResponse) -> None:
@@ -154,6 +142,14 @@ async def _read(attempt: Attempt, answer: aiohttp.ClientResponse) -> None:
         await _read_stream(attempt, answer)
     else:
         _judge_whole(attempt, await answer.text())
+
+
+def _judge_break(attempt: Attempt) -> None:
+    """The connection broke in the body. After an error, that is as it should be."""
+    if attempt.end == COMPLETE:  # a client that stops reading at [DONE] never sees it
+        attempt.end = LATE
+    elif attempt.end != EVENT_ERROR:
+        attempt.end = CUT
 
 
 def _judge_error(attempt: Attempt, text: str) -> None:
@@ -175,13 +171,14 @@ def _judge_whole(attempt: Attempt, text: str) -> None:
 
 
 async def _read_stream(attempt: Attempt, answer: aiohttp.ClientResponse) -> None:
-    content, finish, is_done = "", None, False
+    content, finish = "", None
     while line := await answer.content.readline():
         if not line.startswith(b"data:"):
             continue
         payload = line.removeprefix(b"data:").strip()
         if payload == b"[DONE]":
-            is_done = True
+            if attempt.end != EVENT_ERROR:
+                _judge_content(attempt, content, is_finished=finish == "stop")
             continue
         event: dict[str, Any] = json.loads(payload)
         if "error" in event:
@@ -191,8 +188,8 @@ async def _read_stream(attempt: Attempt, answer: aiohttp.ClientResponse) -> None
             content += piece
             attempt.num_content += bool(piece)
             finish = choice.get("finish_reason") or finish
-    if attempt.end != EVENT_ERROR:
-        _judge_content(attempt, content, is_finished=finish == "stop" and is_done)
+    if not attempt.end:
+        _judge_content(attempt, content, is_finished=False)
 
 
 def _judge_content(attempt: Attempt, content: str, *, is_finished: bool) -> None:

@@ -83,9 +83,13 @@ class ChaosFleet:
 
     def __init__(self, folder: Path, redis: RedisProcess) -> None:
         self.redis = redis
-        self._ports = [free_port() for _ in range(NUM_ENGINES)]
+        ports = _distinct_ports(NUM_ENGINES + 2 * NUM_GATEWAYS, {redis.port})
+        self._ports = ports[:NUM_ENGINES]
         self.engines = [self._engine(number, folder) for number in range(NUM_ENGINES)]
-        self.gateways = [self._gateway(number, folder) for number in range(NUM_GATEWAYS)]
+        self.gateways = [
+            self._gateway(number, folder, *ports[NUM_ENGINES + 2 * number :][:2])
+            for number in range(NUM_GATEWAYS)
+        ]
         self.spans: list[Span] = []
         self.ordered = {f"e{number}": "ready" for number in range(NUM_ENGINES)}
         """What operators want of each engine: `ready`, `draining` or `removed`."""
@@ -104,8 +108,7 @@ class ChaosFleet:
             log_path=folder / f"e{number}.log",
         )
 
-    def _gateway(self, number: int, folder: Path) -> Gateway:
-        port, admin_port = free_port(), free_port()
+    def _gateway(self, number: int, folder: Path, port: int, admin_port: int) -> Gateway:
         path = folder / f"g{number}.yaml"
         child = Child(
             name=f"g{number}",
@@ -153,7 +156,7 @@ class ChaosFleet:
     async def apply(self, fault: Fault, *, ends_by_s: float) -> None:
         """Begin a fault and end it. A drain that lasts beyond `ends_by_s` (of the loop's clock) stands."""
         may_stand = asyncio.get_running_loop().time() + fault.lasts_s > ends_by_s
-        action: Callable[[Fault], Any] = getattr(self, f"_{fault.kind}")
+        action: Callable[..., Any] = getattr(self, f"_{fault.kind}")
         try:
             await (action(fault, may_stand) if fault.kind == "drain" else action(fault))
         except Exception as error:
@@ -364,6 +367,14 @@ async def _restart(gateway: Gateway) -> None:
     await gateway.child.start()
     await gateway.child.wait_ready(START_LIMIT_S)
     gateway.is_taken = True
+
+
+def _distinct_ports(number: int, taken: set[int]) -> list[int]:
+    """`free_port` may name a port twice, as long as nobody listens there."""
+    ports: set[int] = set()
+    while len(ports) < number:
+        ports |= {free_port()} - taken
+    return sorted(ports)
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

@@ -12,6 +12,7 @@ from fakes.chaos_agents import (
     COMPLETE,
     EVENT_ERROR,
     HTTP_ERROR,
+    LATE,
     REFUSED,
     Attempt,
 )
@@ -26,6 +27,7 @@ _OUTCOMES = {
     COMPLETE: frozenset({"complete"}),
     HTTP_ERROR: _FAILED,
     EVENT_ERROR: _FAILED | {"failed_in_stream"},
+    LATE: frozenset({"failed_in_stream"}),  # the engine broke between [DONE] and the end of the body
     ABORTED: frozenset({"aborted_by_client"}),
 }
 """What the gateway may call each end."""

@@ -24,7 +24,7 @@ from aiohttp import web
 MODEL = "fake-model"
 NUM_EVENTS = 12
 EVENT_INTERVAL_S = 0.035
-PREFILL_TOKENS_PER_S = 4_000.0
+PREFILL_TOKENS_PER_S = 6_000.0
 LEAST_PREFILL_S = 0.04
 MAX_RUNNING, MAX_WAITING = 8, 16
 MAX_PREFIXES = 4_000
@@ -123,10 +123,10 @@ class Engine:
             events = _events(answer_pieces(_marker(body)), usage)
             if failure is not None:
                 events = [*(events[:4] if failure == "in_stream" else ()), _event(FAILURE), events[-1]]
-            for event in events:
+            for event in events[:-1]:
                 await response.write(event)
                 await asyncio.sleep(EVENT_INTERVAL_S)
-        await response.write_eof()
+        await response.write_eof(events[-1])
         return response
 
     async def _whole(self, request: web.Request, body: dict[str, Any]) -> web.Response:

@@ -31,8 +31,8 @@ CALM_S = max(8.0, DURATION_S / 10)
 HEAL_LIMIT_S = 60.0
 LONGEST_HANG_S = 45.0
 """Three attempts, each at most a first byte's limit and a gap's, and what a busy machine adds."""
-LEAST_AT_HOME = 0.95
-"""In calm times: a session that moved in the storm may move back once."""
+LEAST_AT_HOME = 0.9
+"""In calm times. The policy may move a session whose home has a queue, and back after the storm."""
 GAUGES = ("homing_requests_in_flight", "homing_queue_depth", "homing_backend_in_flight")
 
 
