@@ -10,8 +10,6 @@ from gateway.observability.logs import log_event
 from gateway.process.parts import GatewayParts
 from gateway.process.servers import read_contexts
 
-LEAVING_NOTICE_S = 0.2
-"""How long `/ready` says "leaving" before the gateway stops accepting, so that a load balancer can react."""
 LAST_REQUESTS_S = 0.2
 """How long connections that are already open may take to send their last requests."""
 
@@ -46,16 +44,25 @@ class Gateway(GatewayParts):
             raise
         log_event("gateway_started", port=self.port, admin_port=self.admin_port)
 
-    async def stop(self, drain_timeout_s: float | None = None) -> None:
-        """Stop in order: not ready, no new connections, finish running requests, close. Idempotent."""
+    async def stop(self, drain_timeout_s: float | None = None, *, with_notice: bool = True) -> None:
+        """Stop in order: not ready, no new requests, finish running ones, close. Idempotent.
+
+        While requests end the data port still answers health checks, unless another process takes its socket
+        over: then it must take no connection any more.
+        """
         timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
+        notice_s = self.config.leaving_notice_s if with_notice and timeout_s > 0 else 0.0
         self.front.is_leaving = True
         self.servers.leave()
         if self.servers.is_open:
-            await asyncio.sleep(min(LEAVING_NOTICE_S, timeout_s))
+            await asyncio.sleep(notice_s)
+            if self.servers.has_successor:
+                await self.servers.stop_accepting_clients()
+            await asyncio.sleep(min(LAST_REQUESTS_S, timeout_s))
+            self.front.is_closing = not self.servers.has_successor
+            await self._finish_running(timeout_s)
             await self.servers.stop_accepting_clients()
             await asyncio.sleep(min(LAST_REQUESTS_S, timeout_s))
-            await self._finish_running(timeout_s)
         await self.servers.close()
         await self.discovery.close()
         await self.membership.close()

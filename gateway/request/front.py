@@ -22,7 +22,14 @@ from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.request import ClientRequest
 from gateway.downstream.tunnel import wants_websocket
-from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
+from gateway.errors import (
+    Forbidden,
+    GatewayError,
+    ModelNotFound,
+    NoBackend,
+    ShuttingDown,
+    UpgradeRequired,
+)
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics, status_label
 from gateway.request.operator_tokens import Tokens
@@ -57,6 +64,7 @@ class Front:
         self.take_over(proxy, config)
         self._id_prefix, self._id_numbers = f"req-{secrets.token_hex(8)}-", itertools.count(1)
         self.is_leaving = False
+        self.is_closing = False  # only health is answered, while the last requests end
         self.degraded: Callable[[], list[str]] = list
         self._tasks: set[asyncio.Task[None]] = set()  # lists of models that wait for a proof
         self.debug_tokens: Tokens | None = None  # None: nobody may ask for a request to be told in full
@@ -92,6 +100,10 @@ class Front:
         request_id = clean_request_id(request.request_id) or self._new_request_id()
         api: Api | None = None
         try:
+            if self.is_closing:
+                raise ShuttingDown("this gateway is shutting down; send the request again", retry_after_s=1)
+            if request.method == "GET" and wants_websocket(request):
+                self._check_upgrade(request)
             route = self._routes.match(request.method, request.raw_path)
             api = route.api
             if api is Api.MODELS:
@@ -111,6 +123,12 @@ class Front:
             self._refuse(request, api, error, request_id)
         else:
             self._proxy.serve(turn)
+
+    def _check_upgrade(self, request: ClientRequest) -> None:
+        """Raise UpgradeRequired for a WebSocket on a path that takes none, NotFound for an unknown path."""
+        route = self._routes.lookup(request.raw_path)
+        if route.api is not Api.REALTIME:
+            raise UpgradeRequired(f"{route.path} takes no WebSocket; use {', '.join(route.methods)}")
 
     def _refuse(self, request: ClientRequest, api: Api | None, error: Exception, request_id: str) -> None:
         """Answer a request that never became a turn: nobody else counts it."""

@@ -38,6 +38,7 @@ class GatewayProcess:
             "listen": {"port": 0},
             "admin": {"port": 0},
             "health": FAST_HEALTH,
+            "leaving_notice_s": 0.2,
             **sections,
         }
         self.write(**self.sections)
