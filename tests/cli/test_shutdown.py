@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -77,7 +78,7 @@ async def test_balancers_are_told_before_the_port_closes(tmp_path: Path) -> None
     """Readiness turns first, requests are served for the notice, and health is answered to the end."""
     gate = asyncio.Event()
     async with ProbedBackend() as backend:
-        options = {"leaving_notice_s": 1.0, "drain_timeout_s": 60.0}
+        options: dict[str, Any] = {"leaving_notice_s": 1.0, "drain_timeout_s": 60.0}
         backends = [{"id": "b0", "url": backend.base_url}]
         async with GatewayProcess(tmp_path, backends=backends, **options) as gateway:
             backend.default = fake.stream(EVENT, b"data: [DONE]\n\n", gates={1: gate})
