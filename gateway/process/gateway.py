@@ -9,7 +9,10 @@ from gateway.downstream.server import ClientServer
 from gateway.observability.logs import log_event
 from gateway.process.parts import GatewayParts
 from gateway.process.servers import read_contexts
+from gateway.values import BackendState
 
+FIRST_LOOK_S = 1.0
+"""How long a start waits for backends to be found well: until then requests would be refused, or leave home."""
 LAST_REQUESTS_S = 0.2
 """How long connections that are already open may take to send their last requests."""
 
@@ -32,6 +35,7 @@ class Gateway(GatewayParts):
                 self.worker_reports.start(self.metrics.own_families)
             self.replica_sync.start()
             contexts = read_contexts(self.config)
+            await self._look_at_backends()
             server = ClientServer(
                 self.front.handle, self.config.downstream, on_refusal=self.front.count_refusal
             )
@@ -84,6 +88,15 @@ class Gateway(GatewayParts):
             self.worker_reports.stop()
         if self.recording is not None:
             self.recording.close()
+
+    async def _look_at_backends(self) -> None:
+        """Wait until each backend has been found well, but no longer than `FIRST_LOOK_S`."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + FIRST_LOOK_S
+        while loop.time() < until_s and any(
+            backend.state is BackendState.JOINING for backend in self.fleet.view.backends.values()
+        ):
+            await asyncio.sleep(0.01)
 
     async def _finish_running(self, timeout_s: float) -> None:
         """Wait for running answers. At the deadline, streams that still run end with an error event."""

@@ -277,6 +277,7 @@ def _report(tally: Tally, chaos: Chaos) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(DURATION_S + 300)
 async def test_three_gateways_in_a_storm(tmp_path: Path) -> None:
     """See above."""
     require_redis_server()

@@ -129,7 +129,7 @@ def measure_variant(variant: Variant, generator: Path, bodies: dict[str, Path]) 
 def measure_idle() -> dict[str, float]:
     """Resident memory per idle connection, for as many as the descriptor limit allows."""
     with gateway(Variant(group="idle", name="idle")) as process:
-        before_kb, sockets = rss_kb(process.pid), []
+        before_kb, sockets = rss_kb(process.pid), list[socket.socket]()
         try:
             while len(sockets) < NUM_IDLE:
                 sockets.append(socket.create_connection(("127.0.0.1", GATEWAY_PORT), timeout=5))
