@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from gateway.admin.api import AdminApi
 from gateway.downstream.server import ClientServer
 from gateway.observability.logs import log_event
 from gateway.process.parts import GatewayParts
 from gateway.process.servers import read_contexts
-from gateway.values import BackendState
+from gateway.values import BackendState, FleetView
 
 FIRST_LOOK_S = 1.0
-"""How long a start waits for backends to be found well: until then requests would be refused, or leave home."""
+"""How long a start waits for backends: until they are known, requests would be refused or leave home."""
 LAST_REQUESTS_S = 0.2
 """How long connections that are already open may take to send their last requests."""
 
@@ -49,10 +50,10 @@ class Gateway(GatewayParts):
         log_event("gateway_started", port=self.port, admin_port=self.admin_port)
 
     async def stop(self, drain_timeout_s: float | None = None, *, with_notice: bool = True) -> None:
-        """Stop in order: not ready, no new requests, finish running ones, close. Idempotent.
+        """Stop in order: not ready, no new connections, finish running requests, close. Idempotent.
 
-        While requests end the data port still answers health checks, unless another process takes its socket
-        over: then it must take no connection any more.
+        The port closes before the requests end: a balancer without health checks of its own goes elsewhere
+        only where it is refused.
         """
         timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         notice_s = self.config.leaving_notice_s if with_notice and timeout_s > 0 else 0.0
@@ -60,13 +61,9 @@ class Gateway(GatewayParts):
         self.servers.leave()
         if self.servers.is_open:
             await asyncio.sleep(notice_s)
-            if self.servers.has_successor:
-                await self.servers.stop_accepting_clients()
-            await asyncio.sleep(min(LAST_REQUESTS_S, timeout_s))
-            self.front.is_closing = not self.servers.has_successor
-            await self._finish_running(timeout_s)
             await self.servers.stop_accepting_clients()
             await asyncio.sleep(min(LAST_REQUESTS_S, timeout_s))
+            await self._finish_running(timeout_s)
         await self.servers.close()
         await self.discovery.close()
         await self.membership.close()
@@ -91,12 +88,16 @@ class Gateway(GatewayParts):
 
     async def _look_at_backends(self) -> None:
         """Wait until each backend has been found well, but no longer than `FIRST_LOOK_S`."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + FIRST_LOOK_S
-        while loop.time() < until_s and any(
-            backend.state is BackendState.JOINING for backend in self.fleet.view.backends.values()
-        ):
-            await asyncio.sleep(0.01)
+        all_known = asyncio.Event()
+
+        def look(view: FleetView) -> None:
+            if not any(backend.state is BackendState.JOINING for backend in view.backends.values()):
+                all_known.set()
+
+        self.fleet.add_view_observer(look)
+        look(self.fleet.view)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(all_known.wait(), FIRST_LOOK_S)
 
     async def _finish_running(self, timeout_s: float) -> None:
         """Wait for running answers. At the deadline, streams that still run end with an error event."""

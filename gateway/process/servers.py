@@ -63,7 +63,6 @@ class Servers:
         self._runner: web.AppRunner | None = None
         self._server: ClientServer | None = None
         self._data: Listener | None = None
-        self.has_successor = False  # who inherits the data socket after us serves what waits in it
         self._admin: Listener | None = None
 
     @property
@@ -77,7 +76,6 @@ class Servers:
         place, own_path = config.listen, None
         if "data" in self._inherited:
             sockets = [self._inherited.pop("data")]
-            self.has_successor = True
         elif place.unix_path is not None:
             own_path = Path(place.unix_path)
             with explained("listen.unix_path", place.unix_path):

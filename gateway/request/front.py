@@ -27,7 +27,6 @@ from gateway.errors import (
     GatewayError,
     ModelNotFound,
     NoBackend,
-    ShuttingDown,
     UpgradeRequired,
 )
 from gateway.fleet.registry import Fleet
@@ -64,7 +63,6 @@ class Front:
         self.take_over(proxy, config)
         self._id_prefix, self._id_numbers = f"req-{secrets.token_hex(8)}-", itertools.count(1)
         self.is_leaving = False
-        self.is_closing = False  # only health is answered, while the last requests end
         self.degraded: Callable[[], list[str]] = list
         self._tasks: set[asyncio.Task[None]] = set()  # lists of models that wait for a proof
         self.debug_tokens: Tokens | None = None  # None: nobody may ask for a request to be told in full
@@ -100,8 +98,6 @@ class Front:
         request_id = clean_request_id(request.request_id) or self._new_request_id()
         api: Api | None = None
         try:
-            if self.is_closing:
-                raise ShuttingDown("this gateway is shutting down; send the request again", retry_after_s=1)
             if request.method == "GET" and wants_websocket(request):
                 self._check_upgrade(request)
             route = self._routes.match(request.method, request.raw_path)
