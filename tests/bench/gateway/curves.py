@@ -32,7 +32,7 @@ FIRST_ENGINE_PORT, GATEWAY_PORT = 29_000, 28_150
 MOST_BACKENDS = 256
 NUM_IDLE = 10_000
 DURATION_S = 2.0
-KEY = "sk-bench"  # what the load generator sends
+KEY = "sk-bench-0123456789"  # what the load generator sends
 TENANTS = {
     "tenants": [{"name": "bench", "keys_env": "BENCH_KEYS"}],
     "limits": {"per_tenant": {"requests_per_minute": 100_000_000}},
