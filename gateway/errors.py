@@ -90,6 +90,15 @@ class MethodNotAllowed(GatewayError):
         self.allow = allow
 
 
+class UpgradeRequired(GatewayError):
+    """A WebSocket handshake on a path that takes none. Clients that read 426 go on with plain requests."""
+
+    status = 426
+    code = "upgrade_required"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
 class RequestTimeout(GatewayError):
     """The client stopped sending in the middle of its request body."""
 

@@ -176,6 +176,7 @@ class TurnAnswer(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None
     ttft_s: float | None
     status: int
+    outcome: str
 
 
 class StoryAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -185,6 +185,7 @@ def describe_story(parts: AdminParts, story: Story) -> StoryAnswer:
                 cached_tokens=cached_tokens,
                 ttft_s=None if ttft_s is None else round(ttft_s, 4),
                 status=status,
+                outcome=outcome.value,
             )
             for (
                 at_s,
@@ -195,6 +196,7 @@ def describe_story(parts: AdminParts, story: Story) -> StoryAnswer:
                 cached_tokens,
                 ttft_s,
                 status,
+                outcome,
             ) in story.turns
         ],
     )

@@ -65,21 +65,38 @@ class TenantLimiter:
         self._uses: OrderedDict[str, TenantUse] = OrderedDict()
         self.rejections: Counter[str] = Counter()  # by cause
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether replicas decide together, so that `enter` may have to wait."""
+        return self._shared is not None
+
     async def enter(
         self, tenant: str, limits: TenantLimits, tokens: int, budget: StoreBudget | None
     ) -> Charge:
         """Charge one request. Raises TooManyRequests. Safe to cancel."""
         use = self._use(tenant)
         use.num_in_flight += 1  # before anything is awaited, so that the count is exact
-        is_granted = False
         try:
             allowance = await self._draw(tenant, limits, use, tokens, budget)
-            is_granted = allowance.refused_for is None
-        finally:
-            if not is_granted:  # refused or cancelled
-                use.num_in_flight -= 1
-                self._settle(tenant, limits, 0)
+        except BaseException:
+            use.num_in_flight -= 1
+            self._settle(tenant, limits, 0)
+            raise
+        return self._admit(tenant, limits, use, tokens, allowance)
+
+    def enter_here(self, tenant: str, limits: TenantLimits, tokens: int) -> Charge:
+        """The same where nobody else is asked: without waiting."""
+        use = self._use(tenant)
+        use.num_in_flight += 1
+        allowance = use.draw(limits, tokens, use.num_in_flight - 1, self._clock())
+        return self._admit(tenant, limits, use, tokens, allowance)
+
+    def _admit(
+        self, tenant: str, limits: TenantLimits, use: TenantUse, tokens: int, allowance: Allowance
+    ) -> Charge:
         if allowance.refused_for is not None:
+            use.num_in_flight -= 1
+            self._settle(tenant, limits, 0)
             self.rejections[allowance.refused_for] += 1
             raise refusal(limits, allowance)
         return Charge(tenant=tenant, limits=limits, tokens=tokens, allowance=allowance)

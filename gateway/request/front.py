@@ -22,7 +22,13 @@ from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.request import ClientRequest
 from gateway.downstream.tunnel import wants_websocket
-from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
+from gateway.errors import (
+    Forbidden,
+    GatewayError,
+    ModelNotFound,
+    NoBackend,
+    UpgradeRequired,
+)
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics, status_label
 from gateway.request.operator_tokens import Tokens
@@ -92,6 +98,8 @@ class Front:
         request_id = clean_request_id(request.request_id) or self._new_request_id()
         api: Api | None = None
         try:
+            if request.method == "GET" and wants_websocket(request):
+                self._check_upgrade(request)
             route = self._routes.match(request.method, request.raw_path)
             api = route.api
             if api is Api.MODELS:
@@ -111,6 +119,12 @@ class Front:
             self._refuse(request, api, error, request_id)
         else:
             self._proxy.serve(turn)
+
+    def _check_upgrade(self, request: ClientRequest) -> None:
+        """Raise UpgradeRequired for a WebSocket on a path that takes none, NotFound for an unknown path."""
+        route = self._routes.lookup(request.raw_path)
+        if route.api is not Api.REALTIME:
+            raise UpgradeRequired(f"{route.path} takes no WebSocket; use {', '.join(route.methods)}")
 
     def _refuse(self, request: ClientRequest, api: Api | None, error: Exception, request_id: str) -> None:
         """Answer a request that never became a turn: nobody else counts it."""

@@ -90,7 +90,12 @@ class Intake:
         tenant.check_request(facts)
         turn.facts = self._key_watch.judge(facts)
         turn.store_budget = self._store_budget()
-        return self._charge(turn) if tenant.has_limits else None
+        if not tenant.has_limits:
+            return None
+        if self._limiter.is_shared:
+            return self._charge(turn)
+        turn.charge = self._limiter.enter_here(tenant.name, tenant.limits, estimated_tokens(turn.facts))
+        return None
 
     async def _charge(self, turn: Turn) -> None:
         tenant = turn.tenant

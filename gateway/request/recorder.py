@@ -67,17 +67,19 @@ class Recorder:
             await asyncio.gather(*self._writes, return_exceptions=True)
 
     def _renew(self, turn: Turn) -> None:
-        """Keep the session alive and remember how long its context has grown."""
+        """Keep the session alive and remember how long its context has grown.
+
+        Requests that cannot bind, such as counts of tokens and titles, are no turns and tell nothing of it.
+        """
         placement, outcome = turn.placement, turn.outcome
         facts, binding, usage = turn.facts, placement.binding, outcome.usage
         if binding is None or facts.session_key is None or outcome.observer is None:
             return
         context_tokens = binding.context_tokens
-        if usage is not None and usage.prompt_tokens is not None:
+        if facts.sets_binding and usage is not None and usage.prompt_tokens is not None:
             context_tokens = usage.prompt_tokens + (usage.completion_tokens or 0)
-        self._sessions.renew(
-            facts.session_key, binding, context_tokens=context_tokens, num_turns=binding.num_turns + 1
-        )
+        num_turns = binding.num_turns + facts.sets_binding
+        self._sessions.renew(facts.session_key, binding, context_tokens=context_tokens, num_turns=num_turns)
 
     def remember_response(self, turn: Turn) -> None:
         """A request that names this answer must come to the backend that has it, also while it runs.

@@ -20,6 +20,7 @@ MEANT = {
     "NotFound": (404, "downstream", False),
     "ModelNotFound": (404, "downstream", False),
     "MethodNotAllowed": (405, "downstream", False),
+    "UpgradeRequired": (426, "downstream", False),
     "RequestTimeout": (408, "downstream", False),
     "Conflict": (409, "downstream", False),
     "PreconditionFailed": (412, "downstream", False),
