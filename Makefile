@@ -9,7 +9,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 BACKENDS ?= 2
 PORT    ?= 8000
 
-.PHONY: run venv dev test lint types imports unit bench bench-gateway bench-engine bench-routing soak gpu-check docs dist sbom system-packages model clean help
+.PHONY: run venv dev test lint types imports unit bench bench-gateway bench-curves bench-engine bench-routing soak gpu-check docs dist sbom system-packages model clean help
 
 help: ## Show this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -56,8 +56,12 @@ unit:
 
 bench: bench-gateway bench-engine bench-routing ## Run all benchmarks (long)
 
-bench-gateway: dev ## Compare CPU per request with other gateways
+bench-gateway: dev ## Compare CPU per request with other gateways, then bench-curves
 	@$(BIN)/python tests/bench/gateway/run.py
+	@$(BIN)/python tests/bench/gateway/curves.py
+
+bench-curves: dev ## Measure how the cost grows with load and fleet, and what options add
+	@$(BIN)/python tests/bench/gateway/curves.py
 
 bench-engine: dev model ## Compare the worker with other engines
 	@$(BIN)/python tests/bench/engine/run.py
