@@ -105,7 +105,7 @@ def loads() -> list[Cell]:
         cells += _cells("messages", count, peers, _load(f"{count}-messages"))
     for size, bodies in BODIES.items():
         cells += _cells("bytes", size, peers, _load(bodies))
-    for count in (100, 1_000):  # one stream of 3 s on each connection, 10 events a second each
+    for count in (100, 1_000):  # one stream on each connection, begun at once: 30 events in 3 s
         streams = Scenario(
             name="streams",
             bodies="1k-many-stream",

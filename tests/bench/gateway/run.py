@@ -219,8 +219,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--name", default="gateway", help="name of the result files")
     arguments = parser.parse_args()
-    engine_program, generator = compile_tool("mock_engine"), compile_tool("load_generator")
-    with only_run():
+    with only_run():  # other checkouts compile to the same place, too
+        engine_program, generator = compile_tool("mock_engine"), compile_tool("load_generator")
         environment = describe(f"make bench-gateway ({arguments.repetitions} repetitions after one warm-up)")
         end_cleanly(LIMIT_S)
         runs, absent = run_all(arguments, engine_program, generator)
