@@ -54,7 +54,7 @@ imports:
 unit:
 	@$(BIN)/pytest -n 2 --dist loadgroup
 
-bench: bench-gateway bench-engine bench-routing ## Run all benchmarks (long)
+bench: bench-gateway bench-curves bench-engine bench-routing ## Run all benchmarks (long)
 
 bench-gateway: dev ## Compare CPU per request with other gateways, then bench-curves
 	@$(BIN)/python tests/bench/gateway/run.py
@@ -69,7 +69,7 @@ bench-engine: dev model ## Compare the worker with other engines
 bench-routing: dev ## Simulate every routing policy on every trace slice
 	@$(BIN)/python -m gateway.replay.grid
 
-soak: dev ## Run 1,500 concurrent streams for five minutes
+soak: dev ## Hours of trouble in minutes: 1,500 streams; gateways, engines and Redis that fail
 	@$(BIN)/pytest -m soak tests
 
 gpu-check: dev ## Check the kernels on a CUDA device: correctness, then minimum speed

@@ -49,7 +49,7 @@ def start_gateway(
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s and process.poll() is None:
         try:
-            if httpx.get(f"{url}/readyz").status_code == 200:
+            if httpx.get(f"{url}/readyz?min_backends=1").status_code == 200:
                 return url, process
         except httpx.TransportError:
             pass

@@ -44,7 +44,7 @@ def start_gateway(folder: Path, backends: list[dict[str, str]]) -> subprocess.Po
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s and process.poll() is None:
         try:
-            if httpx.get(f"http://127.0.0.1:{PORT}/readyz").status_code == 200:
+            if httpx.get(f"http://127.0.0.1:{PORT}/readyz?min_backends=1").status_code == 200:
                 return process
         except httpx.TransportError:
             pass

@@ -90,6 +90,15 @@ class MethodNotAllowed(GatewayError):
         self.allow = allow
 
 
+class UpgradeRequired(GatewayError):
+    """A WebSocket handshake on a path that takes none. Clients that read 426 go on with plain requests."""
+
+    status = 426
+    code = "upgrade_required"
+    error_type = "invalid_request_error"
+    source = "downstream"
+
+
 class RequestTimeout(GatewayError):
     """The client stopped sending in the middle of its request body."""
 
@@ -192,18 +201,31 @@ class UpstreamConnectFailed(UpstreamError):
     code = "upstream_connect_failed"
 
 
+class UpstreamRefused(UpstreamConnectFailed):
+    """Nobody listens at the backend's address: the connection was refused, or there is no socket file."""
+
+    code = "upstream_refused"
+
+
+class UpstreamPoolFull(UpstreamConnectFailed):
+    """The gateway's own limit of connections to this backend is reached: it says nothing of the backend."""
+
+    code = "upstream_pool_full"
+
+
 class UpstreamReset(UpstreamError):
     """The connection ended before the response head was complete.
 
     `is_stale`: it had served a request before, and ended without a single byte of an answer to this one. The
     backend may have closed it as idle in the moment in which it was used again.
+    `was_reset`: the end was a reset, which an idle connection that is closed in good order does not send.
     """
 
     code = "upstream_reset"
 
-    def __init__(self, message: str, *, is_stale: bool = False) -> None:
+    def __init__(self, message: str, *, is_stale: bool = False, was_reset: bool = False) -> None:
         super().__init__(message)
-        self.is_stale = is_stale
+        self.is_stale, self.was_reset = is_stale, was_reset
 
 
 class UpstreamUnavailable(UpstreamError):
@@ -211,6 +233,13 @@ class UpstreamUnavailable(UpstreamError):
 
     status = 503
     code = "upstream_unavailable"
+
+
+class UpstreamFailed(UpstreamUnavailable):
+    """The backend said in the body of a good answer that it has failed, before any content."""
+
+    status = 502
+    code = "upstream_failed"
 
 
 class UpstreamProtocolError(UpstreamError):
@@ -227,7 +256,6 @@ class UpstreamTimeout(UpstreamError):
 
 
 class UpstreamTruncated(UpstreamError):
-    """The response body ended early. Its head has arrived, so it is too late for another backend."""
+    """The response body ended early. Another backend may be tried while the client has nothing of it."""
 
     code = "upstream_truncated"
-    is_retryable = False

@@ -1,8 +1,8 @@
 """The value types of the gateway: request facts, the fleet, bindings and decisions.
 
-All values are immutable and do no I/O. Pure code (`routing`, `wire`) uses only these types; the other
-packages (`request`, `fleet`, `sessions`, `upstream`) translate sockets, clocks and stores into them. Times
-are seconds on a monotonic clock unless the name says `wall`.
+All values but `StoreBudget` are immutable, and none does I/O. Pure code (`routing`, `wire`) uses only these
+types; the other packages (`request`, `fleet`, `sessions`, `upstream`) translate sockets, clocks and stores
+into them. Times are seconds on a monotonic clock unless the name says `wall`.
 
 Values that are built for every request are `msgspec.Struct`s: a frozen dataclass costs ten times as much to
 build, and these have no cycles, so the garbage collector need not track them. The rest are frozen
@@ -62,6 +62,22 @@ class KeySource(enum.Enum):
     NONE = "none"
 
 
+class AttemptOutcome(enum.Enum):
+    """What became of a request at the last backend that had it; the label `outcome` of its metrics.
+
+    The status line alone does not tell: a stream may break, or say in an event that the engine has failed.
+    """
+
+    NOT_SENT = "not_sent"  # the gateway answered itself
+    REFUSED = "refused"  # no connection to the backend
+    NO_ANSWER = "no_answer"  # the connection ended, or time was up, before the head of an answer
+    BACK_PRESSURE = "back_pressure"  # 429, 503, or the same said in an event: healthy and busy
+    FAILED_BEFORE_CONTENT = "failed_before_content"  # a status, an event or an end instead of content
+    FAILED_IN_STREAM = "failed_in_stream"  # after some content: the client has part of an answer
+    ABORTED_BY_CLIENT = "aborted_by_client"
+    COMPLETE = "complete"  # a whole answer; a 4xx too, which is about the request
+
+
 class Affinity(enum.Enum):
     """How a request was placed relative to its session's home; the value of `x-homing-affinity`."""
 
@@ -78,7 +94,7 @@ class BackendState(enum.Enum):
 
     JOINING = "joining"  # configured, not yet seen healthy
     READY = "ready"
-    DEGRADED = "degraded"  # answers with errors or overload: used only if no better backend is left
+    DEGRADED = "degraded"  # on trial after failed requests: a few new sessions, more only as a last resort
     DRAINING = "draining"  # no new sessions; bound ones move at their next turn
     CORDONED = "cordoned"  # no new sessions; bound ones stay
     DOWN = "down"
@@ -91,7 +107,7 @@ class BackendState(enum.Enum):
     @property
     def keeps_sessions(self) -> bool:
         """Whether a session bound here may stay for its next turn."""
-        return self in (BackendState.READY, BackendState.DEGRADED, BackendState.CORDONED)
+        return self in (BackendState.READY, BackendState.CORDONED)
 
     @property
     def is_routable(self) -> bool:
@@ -210,3 +226,29 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Paths of the options that differ from the previous configuration."""
     errors: tuple[str, ...] = ()
     """Why nothing was changed: one line per reason, with the path of the option."""
+
+
+NO_TIME_S = 1e-9  # sums of short times are not exact
+
+
+class StoreBudget:
+    """How long one request may still wait for the session store, over all its calls; each call charges it."""
+
+    __slots__ = ("silence_s", "total_s")
+
+    def __init__(self, silence_s: float, total_s: float) -> None:
+        self.silence_s = silence_s  # while the store owes an answer and does not send it
+        self.total_s = total_s  # including our own queue
+
+    @property
+    def is_silence_spent(self) -> bool:
+        return self.silence_s < NO_TIME_S
+
+    @property
+    def is_spent(self) -> bool:
+        return self.silence_s < NO_TIME_S or self.total_s < NO_TIME_S
+
+    def charge(self, seconds: float, *, is_silent: bool) -> None:
+        self.total_s -= seconds
+        if is_silent:
+            self.silence_s -= seconds

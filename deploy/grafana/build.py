@@ -298,6 +298,13 @@ REQUESTS = (
         is_stacked=True,
     ),
     curves(
+        "What became of requests",
+        "reqps",
+        "A stream that breaks keeps its status of 200: here it counts as failed.",
+        Curve(rate("homing_requests_total", "outcome"), "{{outcome}}"),
+        is_stacked=True,
+    ),
+    curves(
         "Time to first token",
         "s",
         "Streams only, measured from the request's arrival at the gateway.",

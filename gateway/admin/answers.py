@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.admin.operations import make_etag
+from gateway.admin.order_answers import OrderAnswer
 
 # -- backends
 
@@ -55,6 +56,7 @@ class BackendAnswer(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     engine: str
     state: str
+    is_spared: bool  # in service though its probes or requests fail
     weight: float
     epoch: int
     labels: dict[str, str]
@@ -71,6 +73,7 @@ class BackendAnswer(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: dict[str, int] | None
     drain: Drain | None
     routing: RoutingBelief | None
+    orders: list[OrderAnswer]
 
     def etag(self) -> str:
         """Covers what an operator can change, not values that change by themselves."""
@@ -173,6 +176,7 @@ class TurnAnswer(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None
     ttft_s: float | None
     status: int
+    outcome: str
 
 
 class StoryAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,9 @@ from gateway.admin.answers import (
     TurnAnswer,
     TurnCurvePoint,
 )
+from gateway.admin.order_answers import OrderAnswer
 from gateway.admin.parts import AdminParts
+from gateway.replicas.order_book import Subject
 from gateway.request.journal import Group, MoveRow, Story, TurnBucket
 from gateway.routing.what_if import ring_shares
 from gateway.values import Backend, BackendId, Binding, Decision, RequestFacts, SessionKey
@@ -59,6 +61,7 @@ def describe_backend(
         url=backend.base_url,
         engine=backend.engine,
         state=backend.state.value,
+        is_spared=backend_id in parts.fleet.spared,
         weight=backend.weight,
         epoch=backend.epoch,
         labels=dict(backend.labels),
@@ -75,7 +78,24 @@ def describe_backend(
         kv_blocks={name: int(count) for name, count in report.blocks.items()} if report.blocks else None,
         drain=_describe_drain(parts, backend_id, sessions),
         routing=None if belief is None else msgspec.convert(belief, RoutingBelief),
+        orders=describe_orders(parts, parts.operator.standing(backend_id)),
     )
+
+
+def describe_orders(parts: AdminParts, subjects: Iterable[Subject]) -> list[OrderAnswer]:
+    orders = parts.operator.orders()
+    return [
+        OrderAnswer(
+            backend=subject.backend_id,
+            about=subject.about,
+            wants=orders[subject].wants,
+            weight=orders[subject].weight,
+            at_wall_s=orders[subject].ms / 1000,
+            author=orders[subject].author,
+            is_shared=parts.operator.is_shared(subject),
+        )
+        for subject in subjects
+    ]
 
 
 def _in_flight(parts: AdminParts, backend_id: BackendId) -> int:
@@ -165,6 +185,7 @@ def describe_story(parts: AdminParts, story: Story) -> StoryAnswer:
                 cached_tokens=cached_tokens,
                 ttft_s=None if ttft_s is None else round(ttft_s, 4),
                 status=status,
+                outcome=outcome.value,
             )
             for (
                 at_s,
@@ -175,6 +196,7 @@ def describe_story(parts: AdminParts, story: Story) -> StoryAnswer:
                 cached_tokens,
                 ttft_s,
                 status,
+                outcome,
             ) in story.turns
         ],
     )

@@ -30,7 +30,12 @@ _TITLES = {
     503: "A backend or the fleet cannot serve now",
     504: "A backend did not answer in time",
 }
-_SUCCESSES = {200: "Success", 201: "Added", 204: "Success, no content"}
+_SUCCESSES = {
+    200: "Success",
+    201: "Added",
+    202: "Accepted: it holds at this gateway, and at the others as soon as Redis can be told (`is_shared`)",
+    204: "Success, no content",
+}
 
 
 def openapi_document(operations: Sequence[Operation], prefix: str) -> dict[str, Any]:

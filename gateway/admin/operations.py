@@ -8,8 +8,9 @@ The function's annotations are the contract. They define what is decoded, what i
     `body`                 a struct, the JSON body; `X | None` if the body is optional
     `if_match`             `IfMatch`, the entity tags sent by the caller
 
-It returns a struct, `Reply[struct]` to choose the status, or None for 204. If the struct has a method `etag`,
-the answer carries that entity tag. Knows nothing about tokens (`access.py`) or about what the operations do.
+It returns a struct, `Reply[struct]` to choose the status, or None (also in a reply) for 204. If the struct
+has a method `etag`, the answer carries that entity tag. Knows nothing about tokens (`access.py`) or about
+what the operations do.
 """
 
 from __future__ import annotations
@@ -115,10 +116,9 @@ def _shape_of(handler: Handler) -> Shape:
     answer = hints.pop("return")
     if typing.get_origin(answer) is Reply:
         (answer,) = typing.get_args(answer)
-    body, query = hints.get("body"), hints.get("query")
-    is_optional = typing.get_origin(body) is types.UnionType
-    if is_optional:
-        body = next(member for member in typing.get_args(body) if member is not types.NoneType)
+    answer, _ = _without_none(answer)
+    query = hints.get("query")
+    body, is_optional = _without_none(hints.get("body"))
     special = ("body", "query", "if_match")
     return Shape(
         path_types={name: kind for name, kind in hints.items() if name not in special},
@@ -128,6 +128,13 @@ def _shape_of(handler: Handler) -> Shape:
         uses_if_match="if_match" in hints,
         answer=None if answer is types.NoneType else answer,
     )
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """Return X and whether the hint is `X | None`."""
+    if typing.get_origin(hint) is not types.UnionType:
+        return hint, False
+    return next(member for member in typing.get_args(hint) if member is not types.NoneType), True
 
 
 def _decode_name(text: str, kind: Any) -> str:

@@ -14,6 +14,7 @@ import httpx
 from gateway.commands.exits import CommandFailed, Unreachable, UsageError
 
 TIMEOUT_S = 30.0
+NOT_SHARED = "not in Redis yet: the order holds at this gateway, which tells the others as soon as it can"
 
 
 def add_admin_arguments(parser: argparse.ArgumentParser, *, is_inner: bool = False) -> None:
@@ -72,6 +73,8 @@ class AdminClient:
             raise Unreachable(
                 f"no gateway answers at {self._url} ({error}); start it, or set --admin to the right URL"
             ) from error
+        if answer.status_code == 202:
+            print(NOT_SHARED, file=sys.stderr)
         if answer.is_success:
             return _decoded(answer, url)
         raise _refusal(answer)

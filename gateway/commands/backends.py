@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         rows = answer["backends"]
     else:
         answer = _act(client, options)
-        rows = [] if answer is None else [answer]
+        rows = [] if options.action == "remove" else [answer]
     if options.json:
         print_json(answer)
     elif rows or options.action is None:

@@ -98,6 +98,7 @@ def _turns(turns: list[dict[str, Any]]) -> Table:
         ">cached",
         ">first token",
         ">status",
+        "outcome",
         title="last turns",
     )
     for turn in turns:
@@ -112,6 +113,7 @@ def _turns(turns: list[dict[str, Any]]) -> Table:
                 count(turn["cached_tokens"]),
                 seconds(turn["ttft_s"]),
                 turn["status"],
+                turn["outcome"],
             ],
         )
     return found

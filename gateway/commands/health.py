@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "url",
         nargs="?",
         default="http://127.0.0.1:8000/livez",
-        help="URL to check (default: %(default)s); use /readyz to also require a ready backend, "
-        "/health for a worker",
+        help="URL to check (default: %(default)s); use /readyz to require that it takes requests, "
+        "/readyz?min_backends=1 to also require a ready backend, /health for a worker",
     )
     parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS")
 

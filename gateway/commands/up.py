@@ -233,7 +233,7 @@ class Supervisor:
         return Child(
             name="gateway",
             command=command,
-            ready_url=f"http://{options.host}:{options.port}/readyz",
+            ready_url=f"http://{options.host}:{options.port}/readyz?min_backends=1",
             log_path=self._run_dir / "gateway.log",
         )
 

@@ -101,8 +101,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     reload: ReloadSettings = ReloadSettings()
     workers: int = 1
     """Number of gateway processes that share the port. More than one needs `sessions.store: redis`."""
+    leaving_notice_s: float = 5.0
+    """How long after SIGTERM the gateway still takes connections and serves, while `/readyz` says that it
+    leaves, so that balancers notice before they meet a closed port: longer than a balancer's probe interval
+    times the failures that it waits for. Where something else holds traffic off before SIGTERM (Kubernetes
+    with a `preStop` delay) it may be 0. Not used for SIGINT (Ctrl-C)."""
     drain_timeout_s: float = 30.0
-    """How long running requests may continue after SIGTERM."""
+    """How long running requests may continue after the notice."""
 
     def __post_init__(self) -> None:
         for path in self.passthrough_paths:

@@ -39,6 +39,7 @@ LIVE_SECTIONS = frozenset(
         "log",
         "passthrough_paths",
         "drain_timeout_s",
+        "leaving_notice_s",
         "reload",
     }
 )

@@ -17,8 +17,7 @@ Knows nothing of backends: its source is anything that can be paused.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from gateway.downstream.request import ClientRequest
 from gateway.scheduling.round_protocol import LARGE_READ_BYTES
@@ -45,7 +44,6 @@ class ClientRelay:
         "_is_finished",
         "_keeps_alive",
         "_leaving",
-        "_observer",
         "_request",
         "_silence_timer",
         "_source",
@@ -56,17 +54,13 @@ class ClientRelay:
         "is_event_stream",
     )
 
-    def __init__(self, request: ClientRequest, observer: Callable[[bytes], None] | None = None) -> None:
-        """`observer` sees every body byte beside the relay, before it is written.
-
-        Raises ConnectionResetError when the client has gone.
-        """
+    def __init__(self, request: ClientRequest) -> None:
+        """Raises ConnectionResetError when the client has gone."""
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client has gone")
         self._request = request
         self._transport = transport
-        self._observer = observer
         self._source: BodySource | None = None
         self._leaving: list[bytes] = []  # in the round to come, or under way
         self._is_answered = False  # those are the last bytes
@@ -151,11 +145,6 @@ class ClientRelay:
         if self._is_finished or self._transport.is_closing():
             return
         if data:
-            if self._observer is not None:
-                try:
-                    self._observer(data)
-                except Exception:
-                    self._dismiss_observer()
             self.bytes_sent += len(data)
             self._tail = data[-4:] if len(data) >= 4 else (self._tail + data)[-4:]
             if self._has_bodyless_answer:
@@ -201,11 +190,6 @@ class ClientRelay:
         if not self._keeps_alive:
             return lines + b"connection: close\r\n\r\n"
         return lines + (b"\r\n" if is_http11 else b"connection: keep-alive\r\n\r\n")
-
-    def _dismiss_observer(self) -> None:
-        """Called for an observer that fails: it must not cost the client its answer."""
-        logging.getLogger(__name__).exception("answer_observer_failed")
-        self._observer = None
 
     def _watch_silence(self, limit_s: float) -> None:
         """Look twice per limit, so that no silence is longer. One timer per stream, none per write."""

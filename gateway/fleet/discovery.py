@@ -6,8 +6,8 @@ removed: running answers finish, sessions move at their next turn. The important
 * A source that fails changes nothing, and an empty answer is a failure: an outage of DNS or of the Kubernetes
   API must not empty the fleet. Probes find backends that are really gone; they stay listed as down until the
   source names others.
-* Only changes in a source's own answer count. So a backend that an operator removed stays removed until the
-  source drops it and names it again, and what the configuration or an operator added is never touched.
+* Only changes in a source's own answer count, and what the configuration or an operator added is never
+  touched. Operators' orders stand above sources: a backend that was removed and is found again stays away.
 * One backend, one entry: what is in the fleet already, by id or by address, is not added again, and a source
   changes and removes only what it has added.
 
@@ -61,6 +61,11 @@ class Discovery:
         while True:
             await self.look()
             await asyncio.sleep(self._interval_s)
+
+    @property
+    def named(self) -> set[BackendId]:
+        """The backends in the sources' latest answers."""
+        return {backend_id for found in self._known.values() for backend_id in found}
 
     async def look(self) -> None:
         """Ask every source once and apply what changed. A bug in one source does not affect the others."""

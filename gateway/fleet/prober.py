@@ -3,7 +3,8 @@
 A round is: health path → if it answers, metrics (start time, load, cache size) → every few rounds the models.
 The metrics are read *before* the probe is counted, so that a restarted backend has its new epoch by the time
 it becomes ready and no session is sent to a cold cache unknowingly. Suspect backends are probed more often. A
-status below 500 counts as alive: a 401 on a probe is a matter of keys, not health.
+status below 500 counts as alive: a 401 on a probe is a matter of keys, not health. With a failed probe goes
+what speaks against it: whether bytes of answers have come from the backend lately.
 
 Redirects are never followed, answers are bounded, and every wait has a timeout.
 """
@@ -122,8 +123,15 @@ class Prober:
         self._fleet.observe_probe(backend.backend_id, Outcome.SUCCESS, "probe")
 
     def _fail(self, backend: Backend, reason: str, detail: str) -> None:
-        """Count a failure. A backend that has never answered changes no state, so it is logged here, once."""
-        self._fleet.observe_probe(backend.backend_id, Outcome.FAILURE, reason)
+        """Count a failure, but for answers that flow all the while.
+
+        A backend that has never answered changes no state, so it is logged here, once.
+        """
+        try:
+            is_answering = self._pools.get(backend.backend_id).silent_for_s() <= self._health.life_s
+        except UpstreamError:  # it has just been removed
+            return
+        self._fleet.observe_probe(backend.backend_id, Outcome.FAILURE, reason, is_answering=is_answering)
         if backend.state is not BackendState.JOINING:
             return
         num_unanswered = self._num_unanswered[backend.backend_id] = (
@@ -188,6 +196,7 @@ class Prober:
             raise TimeoutError
         finally:
             asking.cancel()
+            await asyncio.wait((asking,))  # or a head without a body would pass for an answer that flows
 
     async def _ask(self, backend: Backend, path: str) -> tuple[int, bytes]:
         pool = self._pools.get(backend.backend_id)

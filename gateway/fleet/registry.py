@@ -3,6 +3,7 @@
 All changes go through `Fleet` and end in a new immutable view, published in one step, so no request sees half
 a change. What an operator asked for (cordon, drain) and what was observed (health) are kept apart, and
 `_state_of` combines them: a draining backend that dies is down, and is draining again when it comes back.
+Health says how each backend stands; `spared` says which of them stay all the same, for their pool's sake.
 
 Epochs. A backend's cache lives as long as its process. If the engine reports its start time, the epoch is
 that time (wall clock, whole seconds), so that all replicas of the gateway use the same epoch. Otherwise, when
@@ -12,6 +13,7 @@ interval, which is why routing treats a cache as lost only if a binding has a *s
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +23,8 @@ from dataclasses import dataclass, field, replace
 from gateway.errors import NotFound
 from gateway.fleet.engine_metrics import EngineReport
 from gateway.observability.logs import log_event
-from gateway.routing.health import HealthSettings, HealthTable, Outcome
+from gateway.routing.health import HealthSettings, HealthTable, Outcome, is_our_own, is_refusal
+from gateway.routing.standing import Member, Standing, spared
 from gateway.values import Backend, BackendId, BackendState, FleetView
 
 Clock = Callable[[], float]
@@ -37,6 +40,11 @@ class _Row:
     drain_deadline_s: float | None = None
     drained_epoch: int | None = None  # the drain ends when the backend has a later epoch
     report: EngineReport = field(default_factory=EngineReport)
+    reported_s: float = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self.wants is None and self.backend.weight > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +69,14 @@ class Fleet:
     ) -> None:
         self.view = FleetView()
         self.health = HealthTable(health)
+        self.spared: frozenset[BackendId] = frozenset()  # in service though their health is bad
         self._rows: dict[BackendId, _Row] = {}
         self._view_observers: list[Callable[[FleetView], None]] = []
         self._change_observers: list[Callable[[StateChange], None]] = []
         self._clock, self._wall_clock = clock, wall_clock
         self._is_in_one_change = False
+        self._has_been_ready = False
+        self._begun_s = clock()
 
     def __repr__(self) -> str:
         states = Counter(backend.state.value for backend in self.view.backends.values())
@@ -162,13 +173,47 @@ class Fleet:
 
     # -- what was observed
 
-    def observe_probe(self, backend_id: BackendId, outcome: Outcome, reason: str = "probe") -> None:
-        if backend_id in self._rows and self.health.observe_probe(backend_id, outcome, self._clock()):
-            self._publish(reason)
+    def observe_probe(
+        self, backend_id: BackendId, outcome: Outcome, cause: str = "probe", *, is_answering: bool = False
+    ) -> None:
+        """Count a probe. `is_answering`: the backend has delivered bytes of an answer lately.
 
-    def observe_outcome(self, backend_id: BackendId, outcome: Outcome, reason: str = "requests") -> None:
-        if backend_id in self._rows and self.health.observe_outcome(backend_id, outcome, self._clock()):
-            self._publish(reason)
+        A share of failures is judged here too, and not at each request: it needs the other backends' shares.
+        """
+        if backend_id not in self._rows:
+            return
+        now_s = self._clock()
+        has_changed = self.health.observe_probe(
+            backend_id, outcome, now_s, is_refused=is_refusal(cause), is_answering=is_answering
+        )
+        if self.health.failure_share(backend_id, now_s) is not None:
+            peers = self._peers(backend_id)
+            if self.health.compare_share(backend_id, peers, now_s):
+                has_changed, cause = True, "failure_share"
+        if has_changed:
+            self._publish(cause)
+
+    def observe_outcome(self, backend_id: BackendId, outcome: Outcome, cause: str = "requests") -> None:
+        """Count a request. `cause` of a failure: `status_503`, or the code of an UpstreamError."""
+        now_s = self._clock()
+        if outcome is not Outcome.FAILURE:
+            has_changed = self.health.observe_outcome(backend_id, outcome, now_s)
+        elif is_our_own(cause):
+            return
+        else:
+            is_refused = is_refusal(cause)
+            has_changed = self.health.observe_outcome(backend_id, outcome, now_s, is_refused=is_refused)
+        if has_changed:
+            self._publish(cause)
+
+    def _peers(self, backend_id: BackendId) -> list[BackendId]:
+        """The backends that share a model with this one. O(backends)."""
+        models = self._rows[backend_id].backend.models
+        return [
+            peer_id
+            for peer_id, row in self._rows.items()
+            if models is None or row.backend.models is None or models & row.backend.models
+        ]
 
     def observe_models(self, backend_id: BackendId, models: frozenset[str]) -> None:
         row = self._rows.get(backend_id)
@@ -183,7 +228,7 @@ class Fleet:
             return
         epoch = self._epoch_of(row, report)
         capacity = report.kv_capacity_tokens or row.backend.kv_capacity_tokens
-        row.report = report
+        row.report, row.reported_s = report, self._clock()
         if epoch != row.backend.epoch or capacity != row.backend.kv_capacity_tokens:
             is_new_life = epoch != row.backend.epoch and row.backend.epoch != 0
             row.backend = replace(
@@ -219,6 +264,21 @@ class Fleet:
         row = self._rows.get(backend_id)
         return row.report if row else EngineReport()
 
+    def has_queue(self, backend_id: BackendId) -> bool:
+        """Whether requests wait in the engine's own queue, by its last metrics; False if they are old."""
+        row = self._rows.get(backend_id)
+        if row is None or self._clock() - row.reported_s > 2 * self.health.settings.life_s:
+            return False
+        waiting = row.report.num_waiting
+        return bool(row.report.num_running if waiting is None else waiting)
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether it is known by now if a backend is ready: one has been, or all have had the time."""
+        health = self.health.settings
+        first_probes_s = health.unhealthy_after * (health.probe_timeout_s + health.suspect_interval_s)
+        return self._has_been_ready or self._clock() - self._begun_s >= first_probes_s
+
     def drain_left_s(self, backend_id: BackendId) -> float | None:
         """Return the seconds until the drain deadline, None if not draining."""
         row = self._rows.get(backend_id)
@@ -236,15 +296,20 @@ class Fleet:
     # -- publishing
 
     def _state_of(self, row: _Row) -> BackendState:
-        if not self.health.is_up(row.backend.backend_id):
-            return BackendState.JOINING if row.backend.state is BackendState.JOINING else BackendState.DOWN
-        return row.wants or BackendState.READY
+        backend_id = row.backend.backend_id
+        standing = self.health.standing(backend_id)
+        if standing is Standing.NEW:
+            return BackendState.JOINING
+        if standing is Standing.WELL or backend_id in self.spared:
+            return row.wants or BackendState.READY
+        return (row.wants or BackendState.DEGRADED) if standing is Standing.ON_TRIAL else BackendState.DOWN
 
     def _publish(self, reason: str) -> None:
         """Build the new view and pass it to the observers. O(backends)."""
         if self._is_in_one_change:
             return
         now_s = self._clock()
+        self._spare()
         changes = []
         backends: dict[BackendId, Backend] = {}
         for backend_id, row in self._rows.items():
@@ -252,6 +317,7 @@ class Fleet:
             if before is not after:
                 changes.append(StateChange(backend_id=backend_id, before=before, after=after, reason=reason))
                 row.backend = replace(row.backend, state=after, since_s=now_s)
+                self._has_been_ready |= after is BackendState.READY
             backends[backend_id] = row.backend
         # a new dict per view, never changed afterwards
         self.view = FleetView(generation=self.view.generation + 1, backends=backends)
@@ -259,6 +325,30 @@ class Fleet:
             observe(self.view)
         for change in changes:
             self._report_change(change)
+
+    def _spare(self) -> None:
+        """Find out who stays in service in spite of bad health, and say when that begins and ends."""
+        before, self.spared = self.spared, frozenset()
+        if self.health.is_any_doubtful():
+            members = (
+                Member(
+                    backend_id=backend_id,
+                    models=row.backend.models,
+                    standing=self.health.standing(backend_id),
+                    is_open=row.is_open,
+                )
+                for backend_id, row in self._rows.items()
+            )
+            self.spared = spared(members, self.health.settings.panic_threshold)
+        if self.spared and not before:
+            log_event(
+                "health_not_believed",
+                level=logging.WARNING,
+                backends=sorted(self.spared)[:20],
+                advice="their probes or requests fail, but too few others would be left: they stay",
+            )
+        elif before and not self.spared:
+            log_event("health_believed_again")
 
     def _report_change(self, change: StateChange) -> None:
         for observe in self._change_observers:

@@ -1,6 +1,7 @@
-"""The exchange with other replicas: once a second, publish our load, read theirs and their operators' orders.
+"""The exchange with other replicas: once a second, publish our load, read theirs, exchange operators' orders.
 
-Never on the request path. While Redis is unavailable the others count as idle and their last orders hold.
+Never on the request path. While Redis is unavailable the others count as idle, and orders hold as they are
+known here. A single process runs it too: orders apply to backends that come, and end with those that go.
 """
 
 from __future__ import annotations

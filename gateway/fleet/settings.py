@@ -166,12 +166,18 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Most memory for those requests; the least recently used go first."""
     prewarm_per_s: float = 2.0
     """Replays per second: they compete with live requests on the new homes."""
+    order_lifetime_s: float = 604_800.0
+    """How long an order about a backend is remembered when no gateway has the backend and no file or source
+    names it; a gateway that was cut off for longer may bring an older order back. Orders about other backends
+    do not end."""
     discovery: DiscoverySettings = DiscoverySettings()
     """Sources of backends that come and go by themselves, in addition to the list `backends`."""
 
     def __post_init__(self) -> None:
         if self.drain_deadline_s < 0:
             raise ValueError("drain_deadline_s must be at least 0")
+        if not 60 <= self.order_lifetime_s <= 1e9:
+            raise ValueError(f"order_lifetime_s must be 60..1e9, got {self.order_lifetime_s:g}")
         if min(self.prewarm_sessions, self.prewarm_memory_bytes) < 0 or self.prewarm_per_s <= 0:
             raise ValueError("prewarm options must not be negative, and prewarm_per_s must be above 0")
 

@@ -19,13 +19,14 @@ import msgspec
 
 from gateway.limits.allowance import Allowance, TenantUse, limit_headers, refusal
 from gateway.limits.settings import TenantLimits
+from gateway.values import StoreBudget
 
 
 class SharedTenantUse(Protocol):
     """Tenants' use over all replicas. Never raises when Redis fails; safe to cancel."""
 
     async def draw(
-        self, tenant: str, limits: TenantLimits, tokens: int, num_in_flight: int, deadline_s: float
+        self, tenant: str, limits: TenantLimits, tokens: int, num_in_flight: int, budget: StoreBudget | None
     ) -> Allowance | None:
         """Charge one request over all replicas. `num_in_flight` is this replica's, including this request.
         Returns None if there was no answer in time."""
@@ -64,19 +65,38 @@ class TenantLimiter:
         self._uses: OrderedDict[str, TenantUse] = OrderedDict()
         self.rejections: Counter[str] = Counter()  # by cause
 
-    async def enter(self, tenant: str, limits: TenantLimits, tokens: int, deadline_s: float) -> Charge:
+    @property
+    def is_shared(self) -> bool:
+        """Whether replicas decide together, so that `enter` may have to wait."""
+        return self._shared is not None
+
+    async def enter(
+        self, tenant: str, limits: TenantLimits, tokens: int, budget: StoreBudget | None
+    ) -> Charge:
         """Charge one request. Raises TooManyRequests. Safe to cancel."""
         use = self._use(tenant)
         use.num_in_flight += 1  # before anything is awaited, so that the count is exact
-        is_granted = False
         try:
-            allowance = await self._draw(tenant, limits, use, tokens, deadline_s)
-            is_granted = allowance.refused_for is None
-        finally:
-            if not is_granted:  # refused or cancelled
-                use.num_in_flight -= 1
-                self._settle(tenant, limits, 0)
+            allowance = await self._draw(tenant, limits, use, tokens, budget)
+        except BaseException:
+            use.num_in_flight -= 1
+            self._settle(tenant, limits, 0)
+            raise
+        return self._admit(tenant, limits, use, tokens, allowance)
+
+    def enter_here(self, tenant: str, limits: TenantLimits, tokens: int) -> Charge:
+        """The same where nobody else is asked: without waiting."""
+        use = self._use(tenant)
+        use.num_in_flight += 1
+        allowance = use.draw(limits, tokens, use.num_in_flight - 1, self._clock())
+        return self._admit(tenant, limits, use, tokens, allowance)
+
+    def _admit(
+        self, tenant: str, limits: TenantLimits, use: TenantUse, tokens: int, allowance: Allowance
+    ) -> Charge:
         if allowance.refused_for is not None:
+            use.num_in_flight -= 1
+            self._settle(tenant, limits, 0)
             self.rejections[allowance.refused_for] += 1
             raise refusal(limits, allowance)
         return Charge(tenant=tenant, limits=limits, tokens=tokens, allowance=allowance)
@@ -100,11 +120,11 @@ class TenantLimiter:
         return 0 if use is None else use.num_in_flight
 
     async def _draw(
-        self, tenant: str, limits: TenantLimits, use: TenantUse, tokens: int, deadline_s: float
+        self, tenant: str, limits: TenantLimits, use: TenantUse, tokens: int, budget: StoreBudget | None
     ) -> Allowance:
         has_room_here = limits.max_in_flight is None or use.num_in_flight <= limits.max_in_flight
         if self._shared is not None and has_room_here:
-            allowance = await self._shared.draw(tenant, limits, tokens, use.num_in_flight, deadline_s)
+            allowance = await self._shared.draw(tenant, limits, tokens, use.num_in_flight, budget)
             if allowance is not None:
                 use.adopt(allowance, self._clock())
                 return allowance

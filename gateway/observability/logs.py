@@ -92,6 +92,7 @@ class AccessLine(
     api: str
     status: int
     duration_ms: float
+    outcome: str
     attempts: int
     key_source: str
     tenant: str = "default"

@@ -38,7 +38,7 @@ class GatewayMetrics:
 
     def __init__(self, worker_reports: WorkerReports | None = None) -> None:
         self._worker_reports = worker_reports
-        self.requests = Counter("homing_requests", "Client requests by API and status", "api", "status")
+        self.requests = Counter("homing_requests", "Client requests", "api", "status", "outcome")
         self.errors = Counter("homing_errors", "Requests that ended in an error", "source", "code")
         self.affinity = Counter(
             "homing_affinity", "Requests by placement and source of the key", "affinity", "key_source"

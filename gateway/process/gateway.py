@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from gateway.admin.api import AdminApi
 from gateway.downstream.server import ClientServer
 from gateway.observability.logs import log_event
 from gateway.process.parts import GatewayParts
 from gateway.process.servers import read_contexts
+from gateway.values import BackendState, FleetView
 
-LEAVING_NOTICE_S = 0.2
-"""How long `/ready` says "leaving" before the gateway stops accepting, so that a load balancer can react."""
+FIRST_LOOK_S = 1.0
+"""How long a start waits for backends: until they are known, requests would be refused or leave home."""
 LAST_REQUESTS_S = 0.2
 """How long connections that are already open may take to send their last requests."""
 
@@ -24,6 +26,7 @@ class Gateway(GatewayParts):
         try:
             await self.sessions.start()
             self.membership.apply((), self.config.backends)
+            await self.operator.learn()  # so that nothing is served against an order
             self.discovery.start()
             self.loop_lag.start()
             self.authentication.start()
@@ -31,9 +34,9 @@ class Gateway(GatewayParts):
                 self.shared.tenant_use.start(self.limiter.num_in_flight)
             if self.worker_reports is not None:
                 self.worker_reports.start(self.metrics.own_families)
-            if self.shared.is_shared:
-                self.replica_sync.start()
+            self.replica_sync.start()
             contexts = read_contexts(self.config)
+            await self._look_at_backends()
             server = ClientServer(
                 self.front.handle, self.config.downstream, on_refusal=self.front.count_refusal
             )
@@ -46,13 +49,18 @@ class Gateway(GatewayParts):
             raise
         log_event("gateway_started", port=self.port, admin_port=self.admin_port)
 
-    async def stop(self, drain_timeout_s: float | None = None) -> None:
-        """Stop in order: not ready, no new connections, finish running requests, close. Idempotent."""
+    async def stop(self, drain_timeout_s: float | None = None, *, with_notice: bool = True) -> None:
+        """Stop in order: not ready, no new connections, finish running requests, close. Idempotent.
+
+        The port closes before the requests end: a balancer without health checks of its own goes elsewhere
+        only where it is refused.
+        """
         timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
+        notice_s = self.config.leaving_notice_s if with_notice and timeout_s > 0 else 0.0
         self.front.is_leaving = True
         self.servers.leave()
         if self.servers.is_open:
-            await asyncio.sleep(min(LEAVING_NOTICE_S, timeout_s))
+            await asyncio.sleep(notice_s)
             await self.servers.stop_accepting_clients()
             await asyncio.sleep(min(LAST_REQUESTS_S, timeout_s))
             await self._finish_running(timeout_s)
@@ -77,6 +85,19 @@ class Gateway(GatewayParts):
             self.worker_reports.stop()
         if self.recording is not None:
             self.recording.close()
+
+    async def _look_at_backends(self) -> None:
+        """Wait until each backend has been found well, but no longer than `FIRST_LOOK_S`."""
+        all_known = asyncio.Event()
+
+        def look(view: FleetView) -> None:
+            if not any(backend.state is BackendState.JOINING for backend in view.backends.values()):
+                all_known.set()
+
+        self.fleet.add_view_observer(look)
+        look(self.fleet.view)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(all_known.wait(), FIRST_LOOK_S)
 
     async def _finish_running(self, timeout_s: float) -> None:
         """Wait for running answers. At the deadline, streams that still run end with an error event."""

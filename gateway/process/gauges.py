@@ -48,6 +48,9 @@ def state_gauges(sources: GaugeSources) -> Iterator[Series[Any]]:
     """All state metrics of one gateway. O(backends); no network I/O."""
     sources.settle()
     yield from fleet_metrics(sources.fleet.view, sources.router.in_flight)
+    spared = Gauge("homing_backends_spared", "Backends in service though their probes or requests fail")
+    spared[()] = len(sources.fleet.spared)
+    yield spared
     yield from _store_metrics(sources.sessions.stats())
     yield from _queue_metrics(sources.admission.room, sources.limiter)
     in_flight = Gauge("homing_requests_in_flight", "Requests in flight", is_summed=True)

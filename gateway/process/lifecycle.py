@@ -66,6 +66,7 @@ class _Process:
 
     def __init__(self, config: Config, launch: Launch) -> None:
         self._launch = launch
+        self._with_notice = True  # a signal from a terminal needs none
         self._gateway = Gateway(
             config,
             load=launch.load,
@@ -104,17 +105,18 @@ class _Process:
     def _handle_signals(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
 
-        def on_stop_signal() -> None:
+        def on_stop_signal(number: int) -> None:
+            self._with_notice = number == signal.SIGTERM
             (hurry if stop.is_set() else stop).set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_stop_signal)
+            loop.add_signal_handler(number, on_stop_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._on_reload_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     async def _leave(self, hurry: asyncio.Event) -> None:
         """Stop in order, or at once when a second signal comes."""
-        leaving = asyncio.ensure_future(self._gateway.stop())
+        leaving = asyncio.ensure_future(self._gateway.stop(with_notice=self._with_notice))
         hurried = asyncio.ensure_future(hurry.wait())
         await asyncio.wait({leaving, hurried}, return_when=asyncio.FIRST_COMPLETED)
         if not leaving.done():

@@ -28,6 +28,7 @@ from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.prober import Prober
 from gateway.fleet.registry import Fleet
 from gateway.fleet.replica_sync import ReplicaSync
+from gateway.fleet.settings import BackendSettings
 from gateway.limits.admission import Admission
 from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.observability.log_writer import LogWriter
@@ -115,7 +116,7 @@ class GatewayParts:
         """The fleet, and the order in which its observers learn of a new view: the router before those that
         close connections or start probes."""
         self.fleet = Fleet(config.health, clock=self._clock)
-        self.operator = Operator(self.fleet, self.shared.orders, clock=self._clock)
+        self.operator = Operator(self.fleet, self.shared.orders, config.fleet, named=self._named_backends)
         self.pools = UpstreamPools(self.fleet, config.upstream)
         self.prober = Prober(
             self.fleet, self.pools, self.router, config.health, config.fleet, clock=self._clock
@@ -163,10 +164,22 @@ class GatewayParts:
         self.discovery = Discovery(
             make_sources(discovery, self._environ),
             self.fleet,
-            self.membership.join,
+            self._join_found,
             interval_s=discovery.interval_s,
             timeout_s=discovery.timeout_s,
         )
+
+    def _named_backends(self) -> set[str]:
+        """What the file and the sources name, removed by an operator or not."""
+        return {backend.backend_id for backend in self.config.backends} | self.discovery.named
+
+    def _join_found(self, settings: BackendSettings) -> None:
+        """Discovery has found a backend, or a change of one."""
+        backend_id = BackendId(settings.backend_id)
+        is_new = backend_id not in self.fleet.view.backends
+        self.membership.join(settings)
+        if is_new:
+            self.operator.obey(backend_id)
 
     def _build_proxy(self, config: Config) -> None:
         self.key_watch = KeyWatch(config.key_watch)
@@ -219,7 +232,7 @@ class GatewayParts:
 
     def _build_front(self, config: Config) -> None:
         self.front = Front(self.proxy, self.fleet, self.metrics, config, clock=self._clock)
-        self.front.degraded = functools.partial(_degraded_parts, self.sessions)
+        self.front.degraded = functools.partial(_degraded_parts, self.sessions, self.fleet)
         self.front.debug_tokens = self.admin_tokens if self.admin_tokens.is_any else None
 
     def _gauge_sources(self, lines: LogWriter | None) -> GaugeSources:
@@ -264,13 +277,15 @@ class GatewayParts:
         self.fleet.reconfigure(config.health)
         self.prober.reconfigure(config.health, config.fleet)
         self.handover.reconfigure(config.fleet)
+        self.operator.reconfigure(config.fleet)
         self.reader = prepared.reader
         self._swap_proxy(before, config)
         changed = self.membership.apply(
             before.backends, config.backends, drain_deadline_s=config.fleet.drain_deadline_s
         )
-        for backend in changed:
-            await self.operator.yield_to_configuration(BackendId(backend.backend_id), backend.weight)
+        await self.operator.yield_to_configuration(
+            {BackendId(backend.backend_id): backend.weight for backend in changed}
+        )
 
     def _swap_proxy(self, before: Config, config: Config) -> None:
         """Running requests stay with the old proxy. Both proxies share all counters and learned state."""
@@ -288,7 +303,7 @@ class GatewayParts:
             key_watch=self.key_watch,
             gatekeeper=self.authentication.gatekeeper,
             limiter=self.limiter,
-            store_deadline=self.sessions.deadline,
+            store_budget=self.sessions.budget,
         )
 
     def _make_reader(self, config: Config) -> FactsReader:
@@ -306,8 +321,9 @@ def _make_router(config: Config, recording: RecordingFile | None) -> Router:
     return RecordingRouter(config.routing, recording.write, policies=ALL_POLICIES)
 
 
-def _degraded_parts(sessions: SessionStore) -> list[str]:
-    return ["session_store"] if sessions.stats().is_degraded else []
+def _degraded_parts(sessions: SessionStore, fleet: Fleet) -> list[str]:
+    parts = {"session_store": sessions.stats().is_degraded, "backend_health": bool(fleet.spared)}
+    return [name for name, is_degraded in parts.items() if is_degraded]
 
 
 def _open_tracing(config: Config) -> Tracing | None:

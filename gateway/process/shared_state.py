@@ -34,11 +34,6 @@ class SharedState:
     redis_keys: RedisKeys | None = None
     """None: the configuration does not look up API keys in Redis."""
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether there may be other replicas to exchange with."""
-        return self.tenant_use is not None
-
 
 def open_shared_state(
     config: Config, *, clock: Callable[[], float], environ: Mapping[str, str]

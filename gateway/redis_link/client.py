@@ -4,8 +4,8 @@ What is set here and why:
 
 * no retries: with redis-py's defaults a refused connection costs 4 s and a silent server 5 s per command;
 * RESP2 and no CLIENT SETINFO: one round trip less per new connection, and no push handlers;
-* socket timeouts longer than a request's budget. A request that gives up leaves its command running (see
-  `link.py`), so the socket timeout only ends a command that hangs;
+* no timeout of a command: `trips.py` ends one that hangs. redis-py's own is in wall time, so that a late loop
+  fails commands that Redis has answered;
 * more connections than commands can be in flight. redis-py's Sentinel and Cluster pools raise at once when
   they are full, and its blocking pool supports a single server only, so `link.py` has its own semaphore, the
   same for all three.
@@ -23,6 +23,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from gateway.redis_link.connection import Era, measured
 from gateway.redis_link.settings import RedisSettings, parse_address
 
 
@@ -55,6 +56,7 @@ class RedisClients:
         self._environ = environ
         self._sentinel: Any = None
         self._cluster: Any = None
+        self._era = Era()
 
     @property
     def is_cluster(self) -> bool:
@@ -63,17 +65,11 @@ class RedisClients:
     def open(self) -> CommandClient:
         """Create the client for commands. Opens no connection yet."""
         settings = self._settings
-        options = self._connection_options()
+        options = self._connection_options() | {"socket_timeout": None}
         client: Any
         if settings.cluster_nodes:
-            nodes = [ClusterNode(host, port) for host, port in map(parse_address, settings.cluster_nodes)]
-            # This retry does not repeat a slow command: it is how the client follows a fail-over.
-            retry = Retry(NoBackoff(), 1)
-            options.pop("retry")
-            client = RedisCluster(startup_nodes=nodes, retry=retry, **options, **self._tls_options())
-            client.commands_parser = _KnownCommands()
-            self._cluster = client
-        elif settings.sentinels:
+            return self._open_cluster(options)
+        if settings.sentinels:
             make_sentinel: Any = Sentinel  # untyped in redis-py
             self._sentinel = make_sentinel(
                 [parse_address(address) for address in settings.sentinels],
@@ -85,7 +81,14 @@ class RedisClients:
             client = self._sentinel.master_for(settings.sentinel_service)
         else:
             client = self._open_url(options)
+        pool = client.connection_pool
+        pool.connection_class = measured(pool.connection_class, self._era)
         return client  # type: ignore[no-any-return]  # redis-py's classes fit the Protocol loosely
+
+    def renew(self) -> None:
+        """Replace each connection for commands before it is used again; the name is resolved again. A Cluster
+        is left alone: its client follows the nodes."""
+        self._era.number += 1
 
     def open_subscriber(self) -> Redis:
         """Create a separate client for one subscription: to the server, to any node of a Cluster (each node
@@ -104,6 +107,19 @@ class RedisClients:
     async def aclose(self) -> None:
         if self._sentinel is not None:
             await self._sentinel.aclose()
+
+    def _open_cluster(self, options: dict[str, Any]) -> CommandClient:
+        nodes = [ClusterNode(host, port) for host, port in map(parse_address, self._settings.cluster_nodes)]
+        # This retry does not repeat a slow command: it is how the client follows a fail-over.
+        options["retry"] = Retry(NoBackoff(), 1)
+        client: Any = RedisCluster(startup_nodes=nodes, **options, **self._tls_options())
+        client.commands_parser = _KnownCommands()
+        kind = measured(client.connection_kwargs["connection_class"], self._era)
+        client.connection_kwargs["connection_class"] = kind  # of nodes that are discovered
+        for node in client.nodes_manager.startup_nodes.values():
+            node.connection_class = kind
+        self._cluster = client
+        return client  # type: ignore[no-any-return]  # as above
 
     def _open_url(self, options: dict[str, Any]) -> Redis:
         url = self._settings.resolved_url(self._environ).reveal()

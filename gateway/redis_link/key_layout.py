@@ -8,7 +8,7 @@ the hash tag of all its keys. Without a Cluster there is one shard, and one scri
     homing:{07}:names             set      backends that have an index in this shard
     homing:{07}:probe             string   written to test whether the shard accepts writes
     homing:{00}:load              hash     replica -> its load, see replicas/loads.py
-    homing:{00}:orders            hash     backend id -> the operators' order, see replicas/orders.py
+    homing:{00}:orders            hash     backend id -> latest order, see replicas/order_book.py
     homing:{00}:replicas          hash     replica -> its report, see replicas/presence.py
     homing:{07}:t:<tenant hash>   hash     what a tenant has left, see replicas/tenant_use.py
     homing:{00}:api_keys          hash     SHA-256 of an API key -> tenant, see tenants/redis_keys.py

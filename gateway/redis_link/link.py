@@ -1,13 +1,14 @@
-"""How long a request waits for Redis, and when it does not ask at all.
+"""How a request asks Redis, and when it does not ask at all.
 
-Each command runs in its own task, and a request waits for that task within its budget. When the budget is
-spent or the client disconnects, the request stops waiting; the command goes on until Redis answers or the
-socket timeout ends it, and its result is still used. So no command is cancelled half way: no connection is
-left with an unread answer for its next user, and a connection that takes longer to open than the budget
-(TLS, a distant server) is still opened.
+Each command runs in its own task, and a request waits for that task within its budget (`trips.py` says what
+counts). When the budget is spent or the client disconnects, the request stops waiting; the command goes on
+until Redis answers or has been silent for the socket timeout, and its result is still used. So no command is
+cancelled half way: no connection is left with an unread answer for its next user, and a connection that takes
+longer to open than the budget (TLS, a distant server) is still opened.
 
-A semaphore bounds the commands in flight; waiting for it counts against the budget. A breaker per shard stops
-asking after repeated failures, and `probe` tests the shard again in the background.
+The commands in flight are bounded; the others queue. A breaker per shard stops asking after repeated
+failures, and `probe` tests the shard again in the background. A server that says "ask somebody else" is left:
+the connections are opened anew.
 
 Invariant: every outcome is an answer or `Unavailable`; no exception of redis-py escapes.
 """
@@ -16,10 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
@@ -28,15 +30,17 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from gateway.observability.logs import log_event
 from gateway.redis_link.breaker import Breaker, BreakerState
 from gateway.redis_link.client import RedisClients
+from gateway.redis_link.connection import error_code, is_wrong_server
 from gateway.redis_link.key_layout import NUM_CLUSTER_SHARDS, KeyLayout
 from gateway.redis_link.lua import Script
 from gateway.redis_link.settings import RedisSettings
+from gateway.redis_link.trips import Trip, Trips, current_trip
+from gateway.values import StoreBudget
 
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-STALL_S = 0.005  # a wait that ends this late means that the event loop was blocked
 NUM_WARM_CONNECTIONS = 4  # per shard, opened at start; more are opened when needed
 
 
@@ -49,7 +53,7 @@ class Unavailable(Exception):
 
 
 class RedisLink:
-    """One replica's connection to Redis: client, semaphore, breakers and counters."""
+    """One replica's connection to Redis: client, trips, breakers and counters."""
 
     def __init__(
         self,
@@ -63,10 +67,17 @@ class RedisLink:
         self._clients = RedisClients(settings, environ)
         self._client = self._clients.open()
         self.layout = KeyLayout(settings.key_prefix, NUM_CLUSTER_SHARDS if self._clients.is_cluster else 1)
-        self._slots = asyncio.Semaphore(settings.pool_size)
+        self._trips = Trips(
+            settings.pool_size,
+            budget_s=self.budget_s,
+            patience_s=self.patience_s,
+            start=self._start,
+            give_up=self._give_up,
+        )
         self._breakers = [Breaker(settings.breaker_failures) for _ in range(self.layout.num_shards)]
         self._tasks: set[asyncio.Task[Any]] = set()
         self._refusals_logged: set[str] = set()
+        self._renewed_at_s = -math.inf
         self.errors: Counter[str] = Counter()
         self.num_calls = 0
         self.call_seconds_total = 0.0
@@ -79,6 +90,10 @@ class RedisLink:
     def patience_s(self) -> float:
         """How long background work waits: until the socket timeout."""
         return self._settings.socket_timeout_ms / 1000
+
+    def budget(self) -> StoreBudget:
+        """Return what a request that starts now may wait."""
+        return StoreBudget(self.budget_s, max(self.budget_s, self.patience_s))
 
     @property
     def breaker_state(self) -> BreakerState:
@@ -99,20 +114,20 @@ class RedisLink:
         return not self._breakers[shard].is_closed
 
     async def ask(
-        self, shard: int, operation: Callable[[], Coroutine[Any, Any, Answer]], deadline_s: float
+        self, shard: int, operation: Callable[[], Coroutine[Any, Any, Answer]], budget: StoreBudget
     ) -> Answer:
-        """Run an operation that a request waits for, until the deadline, and count it. Raises Unavailable.
+        """Run an operation that a request waits for, within its budget, and count it. Raises Unavailable.
         Safe to cancel."""
         self.num_calls += not self.is_open(shard)
         started_s = self._clock()
         try:
-            return await self._ask(shard, operation, deadline_s)
+            return await self._ask(shard, operation, budget)
         finally:
             self.call_seconds_total += self._clock() - started_s
 
     async def ask_patiently(self, shard: int, operation: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
         """Run an operation that no request waits for; only the socket timeout ends it. Raises Unavailable."""
-        return await self._ask(shard, operation, self._clock() + self.patience_s)
+        return await self._ask(shard, operation, StoreBudget(self.patience_s, self.patience_s))
 
     async def run(self, script: Script, keys: list[str], arguments: list[Any]) -> Any:
         """Call a script by digest, or by its text if the server does not know it. Only inside operations."""
@@ -150,6 +165,7 @@ class RedisLink:
 
     async def close(self) -> None:
         """Cancel what is in flight and close all connections. Idempotent."""
+        self._trips.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -159,89 +175,110 @@ class RedisLink:
     # --- private ---------------------------------------------------------------------------------
 
     async def _ask(
-        self, shard: int, operation: Callable[[], Coroutine[Any, Any, Answer]], deadline_s: float
+        self, shard: int, operation: Callable[[], Coroutine[Any, Any, Answer]], budget: StoreBudget
     ) -> Answer:
         if self.is_open(shard):
             raise Unavailable("breaker_open")  # no error is counted: the breaker has its own gauge
-        wait_s = deadline_s - self._clock()
-        if wait_s <= 0:
+        if budget.is_spent:
             raise self._failed("budget_spent")
-        await self._acquire_slot(shard, wait_s)
-        task = asyncio.create_task(self._supervise(shard, operation))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        await asyncio.wait({task}, timeout=max(0.0, deadline_s - self._clock()))
-        late_s = self._clock() - deadline_s
-        if late_s > STALL_S and not task.done():
-            # Our own loop was blocked: the answer may have arrived in time.
-            await asyncio.wait({task}, timeout=min(late_s, self.budget_s))
-        if not task.done():
-            self._note_failure(shard)
-            raise self._failed("timeout")
-        outcome = task.result()
+        trip = Trip(shard, operation, budget)
+        self._trips.enter(trip)
+        outcome: Answer | Unavailable = await trip.outcome
         if isinstance(outcome, Unavailable):
             raise outcome
         return outcome
 
-    async def _acquire_slot(self, shard: int, wait_s: float) -> None:
-        """Acquire the semaphore; `_supervise` releases it."""
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._slots.acquire()
-        except TimeoutError:
-            self._note_failure(shard)
-            raise self._failed("busy") from None
+    def _start(self, trip: Trip) -> None:
+        task = asyncio.create_task(self._supervise(trip))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _supervise(
-        self, shard: int, operation: Callable[[], Awaitable[Answer]]
-    ) -> Answer | Unavailable:
+    def _give_up(self, trip: Trip) -> None:
+        """The budget is spent. A trip that never had its turn says nothing about Redis, and neither does one
+        that took long while Redis was not silent."""
+        if self._trips.is_under_way(trip) and trip.budget.is_silence_spent:
+            self._note_failure(trip.shard)
+            trip.end(self._failed("timeout"))
+        else:
+            trip.end(self._failed("busy"))
+
+    async def _supervise(self, trip: Trip) -> None:
         """Run one operation in its task. The outcome is a value, never an exception."""
-        started_s = self._clock()
+        current_trip.set(trip)
         try:
-            answer = await operation()
+            answer = await trip.operation()
         except ResponseError as error:
             # An error reply: full, read-only, no permission. Asking again is cheap and may succeed.
-            self._log_refusal(error)
-            return self._failed("refused")
-        except (RedisError, OSError, TimeoutError):
-            self._note_failure(shard)
-            return self._failed("connection")
+            self._note_refusal(error)
+            trip.end(self._failed("refused"))
+        except (RedisError, OSError, TimeoutError) as error:
+            if isinstance(error, RedisError) and is_wrong_server(error):
+                self._leave_server(error)
+            self._note_failure(trip.shard)
+            trip.end(self._failed("connection"))
         except Exception:  # task supervisor: on malformed replies redis-py may raise anything
             logger.exception("session_store_unexpected_error")
-            self._note_failure(shard)
-            return self._failed("unexpected")
+            self._note_failure(trip.shard)
+            trip.end(self._failed("unexpected"))
+        else:
+            if trip.silent_s < self.budget_s:
+                self._breakers[trip.shard].note_success()
+            trip.end(answer)
         finally:
-            self._slots.release()
-        if self._clock() - started_s <= self.budget_s:
-            self._breakers[shard].note_success()
-        return answer
+            self._trips.leave(trip)
 
     async def _probe(self, shard: int) -> None:
         write = ("SET", self.layout.probe(shard), "1", "PX", 10_000)
+
+        async def write_twice() -> None:
+            await self._client.execute_command(*write)  # may have to connect first, which is not measured
+            trip.silent_s = 0.0
+            await self._client.execute_command(*write)
+
         is_healthy = False
+        trip = Trip(shard, write_twice, StoreBudget(math.inf, math.inf))
+        current_trip.set(trip)
+        self._trips.watch(trip)
         try:
             async with asyncio.timeout(2 * self.patience_s):
-                await self._client.execute_command(*write)  # may have to connect first, which is not measured
-                started_s = self._clock()
-                await self._client.execute_command(*write)
-                is_healthy = self._clock() - started_s <= self.budget_s
+                await write_twice()
+            is_healthy = trip.silent_s < self.budget_s
         except (RedisError, OSError, TimeoutError):
             pass
         except Exception as error:  # as in _supervise
             log_event("session_store_probe_failed", level=logging.DEBUG, reason=repr(error)[:200])
         finally:
+            self._trips.leave(trip)
             self._breakers[shard].end_probe(is_healthy=is_healthy)
 
     def _note_failure(self, shard: int) -> None:
         if self._breakers[shard].note_failure():
             log_event("session_store_unavailable", level=logging.WARNING, shard=shard)
+            self._trips.send_away(shard, Unavailable("breaker_open"))
 
-    def _log_refusal(self, error: ResponseError) -> None:
-        """Log each kind of refusal (OOM, READONLY, NOPERM, …) once: it may happen on every request."""
-        code = str(error).partition(" ")[0][:40]
+    def _note_refusal(self, error: ResponseError) -> None:
+        """Leave a wrong server. Log any other kind of refusal (OOM, NOPERM, …) once: it may happen on every
+        request."""
+        if is_wrong_server(error):
+            self._leave_server(error)
+            return
+        code = error_code(error)
         if code not in self._refusals_logged and len(self._refusals_logged) < 100:
             self._refusals_logged.add(code)
-            log_event("session_store_refused", level=logging.WARNING, reason=str(error)[:200])
+            log_event("session_store_refused", level=logging.WARNING, reason=f"{code} {error}"[:200])
+
+    def _leave_server(self, error: RedisError) -> None:
+        """Open the connections anew, once per heartbeat: the name may lead to the same server for a while."""
+        now_s = self._clock()
+        if now_s - self._renewed_at_s < self._settings.heartbeat_interval_ms / 1000:
+            return
+        self._renewed_at_s = now_s
+        self._clients.renew()
+        log_event(
+            "session_store_wrong_server",
+            level=logging.WARNING,
+            reason=f"{error_code(error)} {error}"[:200],
+        )
 
     def _failed(self, kind: str) -> Unavailable:
         self.errors[kind] += 1

@@ -84,14 +84,16 @@ class RedisSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """First part of every key and channel, so that separate gateways can share one Redis."""
 
     budget_ms: float = 50.0
-    """Longest time that one request may wait for Redis, over all its calls."""
+    """Longest time that one request may wait for answers of Redis, over all its calls. Only time in which
+    Redis owes an answer counts, not the gateway's own queue or a busy event loop."""
 
     socket_timeout_ms: float = 1000.0
     """Timeout of a command or connection attempt itself. Requests wait only for `budget_ms`, but opening a
-    connection may take longer than that (TLS, a distant server)."""
+    connection may take longer than that (TLS, a distant server). It also bounds a request's whole wait,
+    including that for one of `pool_size` places."""
 
     pool_size: int = 16
-    """Most commands in flight at once; further ones wait, within the budget."""
+    """Most commands in flight at once; further ones wait while Redis answers."""
 
     local_max_sessions: int = 200_000
     """Most bindings cached in this process, so that turns of bound sessions need no round trip."""
@@ -101,7 +103,8 @@ class RedisSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     heartbeat_interval_ms: float = 1000.0
     """How often the invalidation channel is tested end to end; after three intervals without an answer it
-    counts as broken. Also how often an unreachable Redis is tried again."""
+    counts as broken. Also how often an unreachable Redis is tried again, and how often connections are opened
+    anew while the server says that another should be asked."""
 
     flush_interval_ms: float = 200.0
     """How often pending renewals are sent, in batches."""

@@ -1,85 +1,74 @@
-"""Operators' orders for backends (cordon, drain, weight, removal), shared by all replicas.
+"""The board: where replicas tell each other operators' orders.
 
-One small hash, read about once a second by each replica and written when an admin call changes something,
-never on the request path. It holds backend names but no addresses: with an address in it, anyone who can
-write to Redis could make the gateway connect there. While Redis is unavailable every replica keeps the orders
-it last read, and a new order holds only on the replica that received it.
+One small hash in Redis, exchanged about once a second by each replica and when an admin call orders
+something, never on the request path. It holds backend names but no addresses: with an address in it, anyone
+who can write to Redis could make the gateway connect there.
+
+Nobody relies on the board to remember: each replica keeps what it knows and tells again what the board
+lacks, so a Redis that was emptied, restarted or away is filled again by any replica that was not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
 from gateway.redis_link.link import RedisLink, Unavailable
-from gateway.values import BackendId
-
-
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """The order for one backend. Values from Redis are validated when read."""
-
-    wants: Literal["", "cordoned", "draining", "removed"] = ""
-    deadline_wall_s: float | None = None  # of a drain, in wall time: the only clock that replicas share
-    epoch: int | None = None  # of a drain that ends when the backend restarts
-    weight: float | None = None
+from gateway.redis_link.lua import load_script
+from gateway.replicas.order_book import Order, Orders, Subject, merge, subject_named
 
 
 class SharedOrders(Protocol):
     """Never raises when Redis fails."""
 
-    async def put(self, backend_id: BackendId, order: Order | None) -> None:
-        """Publish an order to the others; `None` deletes it."""
-        ...
-
-    async def read(self) -> Mapping[BackendId, Order] | None:
-        """Return all orders, or `None` if they cannot be read now."""
+    async def exchange(self, told: Orders, forgotten: Orders, *, lifetime_s: float) -> Orders | None:
+        """Add `told` where the board has nothing later, remove `forgotten` where it has nothing later, and
+        return what it has then; None if it did not answer, and it may or may not have done so. Idempotent."""
         ...
 
 
 class MemoryOrders:
-    """A single process: nothing to publish, nothing to read."""
+    """A board in memory: of a single process, which has nobody else to tell."""
 
-    async def put(self, backend_id: BackendId, order: Order | None) -> None:
-        """Do nothing."""
+    def __init__(self) -> None:
+        self._board: dict[Subject, Order] = {}
 
-    async def read(self) -> Mapping[BackendId, Order] | None:
-        return None
+    async def exchange(self, told: Orders, forgotten: Orders, *, lifetime_s: float) -> Orders:
+        self._board = merge(self._board, told)
+        for subject, order in forgotten.items():
+            if subject in self._board and not self._board[subject].is_later(order):
+                del self._board[subject]
+        return dict(self._board)
 
 
 class RedisOrders:
-    """Orders in Redis, over the link of the session store."""
+    """The board in Redis, over the link of the session store."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
+        self._script = load_script("orders")
         self._decode = msgspec.json.Decoder(Order).decode
 
-    async def put(self, backend_id: BackendId, order: Order | None) -> None:
-        key = self._link.layout.orders
-        if order is None:
-            await self._ask("HDEL", key, backend_id)
-        else:
-            await self._ask("HSET", key, backend_id, msgspec.json.encode(order))
+    async def exchange(self, told: Orders, forgotten: Orders, *, lifetime_s: float) -> Orders | None:
+        arguments: list[object] = [round(lifetime_s * 1000), len(told)]
+        for subject, order in (*told.items(), *forgotten.items()):
+            arguments += [str(subject), msgspec.json.encode(order)]
 
-    async def read(self) -> Mapping[BackendId, Order] | None:
-        raw = await self._ask("HGETALL", self._link.layout.orders)
-        if not isinstance(raw, dict | list):
+        async def operation() -> object:
+            return await self._link.run(self._script, [self._link.layout.orders], arguments)
+
+        try:
+            raw = await self._link.ask_patiently(0, operation)
+        except Unavailable:
             return None
-        pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=False)
-        orders: dict[BackendId, Order] = {}
-        for name, value in pairs:
+        return self._decoded(raw) if isinstance(raw, list) else None
+
+    def _decoded(self, raw: list[bytes]) -> Orders:
+        orders: dict[Subject, Order] = {}
+        for name, value in zip(raw[::2], raw[1::2], strict=False):
             try:
-                orders[BackendId(name.decode())] = self._decode(value)
+                orders[subject_named(name.decode())] = self._decode(value)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 self._link.errors["odd_value"] += 1
         return orders
-
-    async def _ask(self, *command: object) -> object:
-        async def operation() -> object:
-            return await self._link.command(*command)
-
-        try:
-            return await self._link.ask_patiently(0, operation)
-        except Unavailable:
-            return None

@@ -23,6 +23,7 @@ from gateway.limits.allowance import REFUSAL_CAUSES, Allowance, judge
 from gateway.limits.settings import TenantLimits
 from gateway.redis_link.link import RedisLink, Unavailable
 from gateway.redis_link.lua import load_script
+from gateway.values import StoreBudget
 
 LEASE_S = 30.0
 
@@ -71,7 +72,7 @@ class RedisTenantUse:
             pass
 
     async def draw(
-        self, tenant: str, limits: TenantLimits, tokens: int, num_in_flight: int, deadline_s: float
+        self, tenant: str, limits: TenantLimits, tokens: int, num_in_flight: int, budget: StoreBudget | None
     ) -> Allowance | None:
         shard, key = self._place(tenant)
         arguments = self._arguments(limits, tokens, num_in_flight)
@@ -80,7 +81,7 @@ class RedisTenantUse:
             return await self._link.run(self._draw_script, [key], arguments)
 
         try:
-            reply = await self._link.ask(shard, draw, deadline_s)
+            reply = await self._link.ask(shard, draw, budget or self._link.budget())
         except Unavailable:
             return None
         if limits.max_in_flight is not None:

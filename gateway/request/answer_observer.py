@@ -8,15 +8,22 @@ stays `None`: unknown is not zero.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
 from gateway.values import Api, Usage
-from gateway.wire.answers import observe_json
+from gateway.wire.answers import error_in_json, id_at_head, observe_json
 from gateway.wire.sse import SseObserver
 
+_BACKGROUND: Final = re.compile(rb'"background"[ \t\r\n]*:[ \t\r\n]*true')
 BATCH_BYTES: Final = 2_048
 """About ten events of one token; an open stream holds half of it on average."""
+
+
+def is_background(body: bytes) -> bool:
+    """Whether a request of the Responses API asks for a job that outlives its connection."""
+    return _BACKGROUND.search(body) is not None
 
 
 class AnswerObserver:
@@ -28,6 +35,7 @@ class AnswerObserver:
         "_sse",
         "_unread",
         "api",
+        "error_status",
         "finish_reason",
         "response_id",
         "usage",
@@ -44,6 +52,7 @@ class AnswerObserver:
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self.response_id: str | None = None
+        self.error_status: int | None = None  # the status that an error inside a good answer stands for
 
     @property
     def is_mid_event(self) -> bool:
@@ -56,6 +65,26 @@ class AnswerObserver:
         self._catch_up()
         return self._sse is not None and self._sse.is_complete
 
+    @property
+    def has_content(self) -> bool:
+        """Of a stream: an event has passed that is more than an opening."""
+        return self._sse is None or self._sse.has_content
+
+    def take_openings_for_content(self) -> None:
+        """The client needs them too: the first event of a background job brings its id."""
+        if self._sse is not None:
+            self._sse.takes_openings_for_content = True
+
+    @property
+    def has_first_token(self) -> bool:
+        return self._sse is not None and self._sse.has_first_token
+
+    def read_error(self, *, is_last: bool) -> int | None:
+        """Return the status that the answer so far stands for if it reports an error, else None."""
+        if self._sse is not None:
+            return self._sse.error_status
+        return error_in_json(b"".join(self._unread)) if is_last and self._room_bytes >= 0 else None
+
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
         self._unread.append(data)
@@ -65,6 +94,8 @@ class AnswerObserver:
 
     def _make_room(self) -> None:
         if self._sse is None:
+            if self.response_id is None and self._unread:
+                self.response_id = id_at_head(self._unread[0])
             self._unread.clear()  # too long to be read: the room stays below zero
         else:
             self._catch_up()
@@ -79,6 +110,7 @@ class AnswerObserver:
         if self._on_first_token is not None and sse.has_first_token:
             self._on_first_token()
             self._on_first_token = None
+        self.response_id = sse.response_id
         self._room_bytes = BATCH_BYTES if sse.has_first_token else 0
 
     def finish(self) -> None:
@@ -86,8 +118,10 @@ class AnswerObserver:
         if self._sse is not None:
             self._catch_up()
             self.usage, self.finish_reason = self._sse.usage, self._sse.finish_reason
-            self.response_id = self._sse.response_id
+            self.response_id, self.error_status = self._sse.response_id, self._sse.error_status
         elif self._room_bytes >= 0:
-            self.usage, self.finish_reason, self.response_id = observe_json(self.api, b"".join(self._unread))
+            body = b"".join(self._unread)
+            self.usage, self.finish_reason, self.response_id = observe_json(self.api, body)
+            self.error_status = error_in_json(body)
         self._unread.clear()
         self._on_first_token = None  # it knows the turn, which knows us: leave no cycle to the collector

@@ -7,21 +7,33 @@ head that another backend can better becomes an UpstreamError.
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import lru_cache
+from typing import Final
 
-from gateway.errors import UpstreamError, UpstreamUnavailable
+from gateway.errors import UpstreamError, UpstreamFailed, UpstreamUnavailable
 from gateway.limits.cooldowns import parse_retry_after
 from gateway.request.attempt import Attempt
+from gateway.request.outcomes import outcome_of
 from gateway.request.parts import ProxyParts
 from gateway.request.tracing import RawHeaders
 from gateway.request.turn import Turn
 from gateway.routing.health import Outcome, outcome_of_status
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.pool import UpstreamPool
-from gateway.values import BackendId
+from gateway.values import AttemptOutcome, BackendId
 from gateway.wire.cache_salt import SALTED_ENGINES, with_cache_salt
 from gateway.wire.headers import RequestHeads, find_header, response_headers
+
+MAX_HELD_BYTES: Final = 65_536
+"""An answer that is longer than this has begun, whatever it holds."""
+IN_BAND: Final = "in_band_error"
+"""Label of an error that a backend reports inside a good answer."""
+
+
+class NotYetKnown(Exception):
+    """What has come of an answer does not tell yet whose it is."""
 
 
 class Forwarder:
@@ -71,17 +83,52 @@ class Forwarder:
             is_upgrade=turn.is_upgrade,
         )
 
-    def judge_head(self, turn: Turn, attempt: Attempt) -> UpstreamError | None:
-        """Note what a status says of its backend. Returns an error when another backend should be tried."""
+    def judge(self, turn: Turn, attempt: Attempt, *, is_last: bool) -> UpstreamUnavailable | None:
+        """Say what the answer so far means, and note what it says of its backend.
+
+        None: it is the client's answer. An error: it is nobody's content, and another backend may do better.
+        Raises NotYetKnown while neither can be told. Says the one or the other once.
+        """
+        status = attempt.status
+        if status >= 400:
+            if not (is_last or any(attempt.held)):
+                raise NotYetKnown  # the body may say why
+            return self._judge_status(turn, attempt)
+        observer = attempt.observer
+        if observer is None:
+            return None
+        error_status = None if observer.has_first_token else observer.read_error(is_last=is_last)
+        if error_status is not None:
+            return self._judge_error(turn, error_status)
+        is_known = observer.has_content if attempt.is_event_stream else any(attempt.held)
+        if is_known or is_last or sum(map(len, attempt.held)) > MAX_HELD_BYTES:
+            return None
+        raise NotYetKnown
+
+    def _judge_status(self, turn: Turn, attempt: Attempt) -> UpstreamUnavailable | None:
         status, backend_id = attempt.status, turn.backend_id
         assert backend_id is not None
         retry_after_s = self._retry_after(attempt, backend_id) if status in (429, 503) else None
-        outcome = outcome_of_status(status, has_retry_after=retry_after_s is not None)
-        if outcome is not Outcome.SUCCESS:  # a good one counts when the answer is complete
-            self._fleet.observe_outcome(backend_id, outcome, f"status_{status}")
-        if status in self._failover.retry_statuses and self.has_alternative(turn):
-            return UpstreamUnavailable(f"backend {backend_id} answered {status}", retry_after_s=retry_after_s)
-        return None
+        outcome = outcome_of_status(
+            status,
+            has_retry_after=retry_after_s is not None,
+            has_queue=status == 503 and self._fleet.has_queue(backend_id),
+            words=b"".join(attempt.held),
+        )
+        self._fleet.observe_outcome(backend_id, outcome, f"status_{status}")
+        if status not in self._failover.retry_statuses:
+            return None
+        return UpstreamUnavailable(f"backend {backend_id} answered {status}", retry_after_s=retry_after_s)
+
+    def _judge_error(self, turn: Turn, status: int) -> UpstreamUnavailable | None:
+        """Of an error in place of content, in an answer whose own status is good."""
+        backend_id = turn.backend_id
+        assert backend_id is not None
+        self._fleet.observe_outcome(backend_id, outcome_of_status(status), IN_BAND)
+        self._metrics.upstream_errors[backend_id, IN_BAND] += 1.0
+        if status < 500 and status not in self._failover.retry_statuses:
+            return None
+        return UpstreamFailed(f"backend {backend_id} reported an error ({status}) in place of an answer")
 
     def _retry_after(self, attempt: Attempt, backend_id: BackendId) -> float | None:
         """What an overloaded backend asks for; it is then spared by new sessions."""
@@ -95,19 +142,33 @@ class Forwarder:
         """Count a failed attempt, against its backend's health too."""
         backend_id = turn.backend_id
         assert backend_id is not None
-        self._metrics.upstream_errors[backend_id, error.code] += 1.0
-        if not isinstance(error, UpstreamUnavailable):  # its status was judged when it came
+        if not isinstance(error, UpstreamFailed):  # it was counted when it came
+            self._metrics.upstream_errors[backend_id, error.code] += 1.0
+        if not isinstance(error, UpstreamUnavailable):  # what it said was judged when it came
             self._fleet.observe_outcome(backend_id, Outcome.FAILURE, error.code)
 
-    def has_alternative(self, turn: Turn) -> bool:
-        """Whether another backend is left that could take this request."""
-        placement = turn.placement
-        if placement.num_attempts >= self._failover.max_attempts:
-            return False
-        return any(
-            backend.state.is_routable and backend_id not in placement.tried and backend_id != turn.backend_id
-            for backend_id, backend in self._fleet.view.backends.items()
-        )
+    def note_end(self, turn: Turn) -> None:
+        """Judge a turn that has ended, and note what that says of its backend. Never raises."""
+        outcome, backend_id = turn.outcome, turn.backend_id
+        try:
+            if outcome.observer is not None:
+                outcome.observer.finish()
+            result = outcome.result = outcome_of(outcome)
+        except Exception as error:
+            log_fault(turn, error)
+            return
+        if not outcome.is_begun or outcome.error is not None or backend_id is None:
+            return  # a failed attempt was counted when it failed
+        if result is AttemptOutcome.COMPLETE:
+            if outcome.status < 400:
+                self._fleet.observe_outcome(backend_id, Outcome.SUCCESS)
+        elif result is AttemptOutcome.FAILED_IN_STREAM:
+            self._fleet.observe_outcome(backend_id, Outcome.FAILURE, IN_BAND)
+            self._metrics.upstream_errors[backend_id, IN_BAND] += 1.0
+
+
+def log_fault(turn: Turn, error: Exception) -> None:
+    logging.getLogger(__name__).error("unforeseen error in request %s", turn.request_id, exc_info=error)
 
 
 def is_event_stream(answer: UpstreamAnswer) -> bool:

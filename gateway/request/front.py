@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -21,7 +22,13 @@ from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.request import ClientRequest
 from gateway.downstream.tunnel import wants_websocket
-from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend
+from gateway.errors import (
+    Forbidden,
+    GatewayError,
+    ModelNotFound,
+    NoBackend,
+    UpgradeRequired,
+)
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics, status_label
 from gateway.request.operator_tokens import Tokens
@@ -31,7 +38,7 @@ from gateway.request.request_debug import is_asked_for
 from gateway.request.settings import RequestConfig
 from gateway.request.turn import Turn
 from gateway.tenants.tenant import Tenant
-from gateway.values import Api
+from gateway.values import Api, AttemptOutcome
 from gateway.wire.headers import clean_request_id
 from gateway.wire.routes import Route, RouteTable, dialect_of
 
@@ -91,6 +98,8 @@ class Front:
         request_id = clean_request_id(request.request_id) or self._new_request_id()
         api: Api | None = None
         try:
+            if request.method == "GET" and wants_websocket(request):
+                self._check_upgrade(request)
             route = self._routes.match(request.method, request.raw_path)
             api = route.api
             if api is Api.MODELS:
@@ -111,6 +120,12 @@ class Front:
         else:
             self._proxy.serve(turn)
 
+    def _check_upgrade(self, request: ClientRequest) -> None:
+        """Raise UpgradeRequired for a WebSocket on a path that takes none, NotFound for an unknown path."""
+        route = self._routes.lookup(request.raw_path)
+        if route.api is not Api.REALTIME:
+            raise UpgradeRequired(f"{route.path} takes no WebSocket; use {', '.join(route.methods)}")
+
     def _refuse(self, request: ClientRequest, api: Api | None, error: Exception, request_id: str) -> None:
         """Answer a request that never became a turn: nobody else counts it."""
         if not isinstance(error, GatewayError):
@@ -123,7 +138,8 @@ class Front:
 
     def _count(self, api: Api, status: int, error: GatewayError | Refusal | None) -> None:
         """Of a request that never became a turn: nobody else counts it."""
-        self._metrics.requests[api.value, status_label(status)] += 1.0
+        outcome = AttemptOutcome.COMPLETE if error is None else AttemptOutcome.NOT_SENT
+        self._metrics.requests[api.value, status_label(status), outcome.value] += 1.0
         if error is not None:
             self._metrics.errors[error.source, error.code] += 1.0
 
@@ -177,10 +193,19 @@ class Front:
         self._answer_json(request, {"status": "ok"})
 
     def _ready(self, request: ClientRequest) -> None:
-        """May this replica get traffic? A degraded store does not change the answer: routing goes on."""
+        """May this replica get traffic? The engines' health does not change the answer, but in its first
+        moments, when it knows none of them, nor does a degraded store: the gateway answers all the same.
+        `?min_backends=1` asks for ready backends too.
+        """
         num_ready = sum(backend.state.keeps_sessions for backend in self._fleet.view.backends.values())
-        is_ready = num_ready > 0 and not self.is_leaving
-        reason = "leaving" if self.is_leaving else None if num_ready else "no backend is ready"
+        reason = None
+        if self.is_leaving:
+            reason = "leaving"
+        elif not self._fleet.has_settled:
+            reason = "starting: no backend is ready yet"
+        elif num_ready < _min_backends(request.raw_path):
+            reason = "fewer backends are ready than were asked for"
+        is_ready = reason is None
         body = {"ready": is_ready, "backends_ready": num_ready, "degraded": self.degraded(), "reason": reason}
         self._answer_json(request, body, status=200 if is_ready else 503)
 
@@ -238,6 +263,11 @@ class Front:
             if backend.state.is_routable
             for model in backend.models or ()
         }
+
+
+def _min_backends(target: str) -> int:
+    wanted = parse_qs(target.partition("?")[2]).get("min_backends", ["0"])[-1]
+    return int(wanted) if wanted.isdecimal() and len(wanted) < 10 else 0
 
 
 def _model_card(model: str) -> dict[str, object]:

@@ -15,7 +15,7 @@ from gateway.request.body_helper import FactsReader
 from gateway.request.turn import Parked, Turn, Waiting
 from gateway.routing.key_watch import KeyWatch
 from gateway.tenants.gatekeeper import Gatekeeper
-from gateway.values import RequestFacts
+from gateway.values import RequestFacts, StoreBudget
 from gateway.wire.facts import ParseOptions
 
 
@@ -29,10 +29,10 @@ class Intake:
         key_watch: KeyWatch,
         gatekeeper: Gatekeeper,
         limiter: TenantLimiter,
-        store_deadline: Callable[[], float],
+        store_budget: Callable[[], StoreBudget | None],
     ) -> None:
-        """`store_deadline` says until when a request that begins now may wait for the session store."""
-        self._store_deadline = store_deadline
+        """`store_budget` returns how long a request that begins now may wait for the session store."""
+        self._store_budget = store_budget
         self._reader, self._key_watch = reader, key_watch
         self._gatekeeper, self._limiter = gatekeeper, limiter
         self.recognise, self.prove = gatekeeper.recognise, gatekeeper.prove
@@ -89,13 +89,18 @@ class Intake:
         tenant = turn.tenant
         tenant.check_request(facts)
         turn.facts = self._key_watch.judge(facts)
-        turn.store_deadline_s = self._store_deadline()
-        return self._charge(turn) if tenant.has_limits else None
+        turn.store_budget = self._store_budget()
+        if not tenant.has_limits:
+            return None
+        if self._limiter.is_shared:
+            return self._charge(turn)
+        turn.charge = self._limiter.enter_here(tenant.name, tenant.limits, estimated_tokens(turn.facts))
+        return None
 
     async def _charge(self, turn: Turn) -> None:
         tenant = turn.tenant
         turn.charge = await self._limiter.enter(
-            tenant.name, tenant.limits, estimated_tokens(turn.facts), turn.store_deadline_s
+            tenant.name, tenant.limits, estimated_tokens(turn.facts), turn.store_budget
         )
 
     def settle(self, turn: Turn) -> None:

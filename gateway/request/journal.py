@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from gateway.request.turn import Turn
-from gateway.values import Affinity, BackendId, Decision, KeySource, PromptKey, SessionKey
+from gateway.values import Affinity, AttemptOutcome, BackendId, Decision, KeySource, PromptKey, SessionKey
 
 MAX_TURNS_KEPT = 16
 MAX_MOVES_KEPT = 16
@@ -24,8 +24,8 @@ LAST_TURN_BUCKET = 20  # turns from here on are counted together
 HEAT_HALF_LIFE_S = 600.0
 HEAT_STEP_S = 10.0  # how often a busy group's heat is let cool: not at every request
 
-TurnRow = tuple[float, BackendId, Affinity, str, int | None, int | None, float | None, int]
-"""When, where, affinity, reason, prompt tokens, cached tokens, time to first token, status."""
+TurnRow = tuple[float, BackendId, Affinity, str, int | None, int | None, float | None, int, AttemptOutcome]
+"""When, where, affinity, reason, prompt tokens, cached tokens, time to first token, status, outcome."""
 
 Tokens = tuple[int | None, int | None]
 """Prompt tokens, and how many of them the engine found in its cache; None: it did not say."""
@@ -166,6 +166,7 @@ class Journal:
                 cached_tokens,
                 ttft_s,
                 turn.outcome.status,
+                turn.outcome.result,
             )
         )
 

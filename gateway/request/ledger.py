@@ -65,8 +65,6 @@ class Ledger:
     def end(self, turn: Turn) -> None:
         """Take in a turn that has ended now."""
         try:
-            if turn.outcome.observer is not None:
-                turn.outcome.observer.finish()
             self.release(turn)
         except Exception as error:
             _log_fault(turn, error)

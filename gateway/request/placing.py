@@ -48,7 +48,7 @@ class Placer:
 
     async def _ask_store(self, turn: Turn) -> None:
         assert turn.facts.session_key is not None
-        turn.placement.binding = await self._sessions.get(turn.facts.session_key, turn.store_deadline_s)
+        turn.placement.binding = await self._sessions.get(turn.facts.session_key, turn.store_budget)
 
     async def _look_up_answer(self, turn: Turn) -> None:
         """The request builds on a stored answer: it must be one of this tenant's."""
@@ -58,7 +58,7 @@ class Placer:
         binding = turn.placement.binding
         if facts.answer_key != facts.session_key:
             assert facts.answer_key is not None
-            binding = await sessions.get(facts.answer_key, turn.store_deadline_s)
+            binding = await sessions.get(facts.answer_key, turn.store_budget)
         turn.tenant.check_answer(binding)
 
     def admit(self, turn: Turn) -> Waiting | None:
@@ -153,9 +153,7 @@ class Placer:
         assert key is not None
         assert backend_id is not None
         if binding is None:
-            held = await self._sessions.claim(
-                key, backend_id, placement.epoch, deadline_s=turn.store_deadline_s
-            )
+            held = await self._sessions.claim(key, backend_id, placement.epoch, budget=turn.store_budget)
         else:
             held = await self._sessions.rebind(
                 key,
@@ -163,7 +161,7 @@ class Placer:
                 backend_id,
                 placement.epoch,
                 binding.context_tokens,
-                deadline_s=turn.store_deadline_s,
+                budget=turn.store_budget,
             )
         if held is None:
             # No store to ask. A session with a known home goes on; for any other the ring alone decides, on

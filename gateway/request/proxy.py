@@ -22,25 +22,24 @@ or how sockets behave (`upstream`, `downstream`).
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
 from typing import Final
 
 from gateway.downstream.relay import ClientRelay
 from gateway.downstream.tunnel import tunnel
-from gateway.errors import GatewayError, Overloaded, UpstreamError, UpstreamReset
-from gateway.request.answer_observer import AnswerObserver
+from gateway.errors import GatewayError, Overloaded, UpstreamError
+from gateway.request.answer_observer import AnswerObserver, is_background
 from gateway.request.attempt import Attempt
-from gateway.request.forward import Forwarder, answer_headers, is_event_stream
+from gateway.request.fail_over import FailOver
+from gateway.request.forward import Forwarder, NotYetKnown, answer_headers, is_event_stream, log_fault
+from gateway.request.held_answers import HeldAnswers
 from gateway.request.parts import ProxyParts
 from gateway.request.placing import PLACE_STEP, Placer
 from gateway.request.refuse import refuse
 from gateway.request.turn import Parked, Turn, Waiting, nothing_waits
-from gateway.routing.failover import may_try_another
-from gateway.routing.health import Outcome
 from gateway.scheduling.rounds import Stage, rounds_of_loop
 from gateway.upstream.pool import UpstreamPool
-from gateway.values import Affinity
+from gateway.values import Affinity, Api
 from gateway.wire.error_bodies import stream_error
 
 WAITING: Final = -1
@@ -67,6 +66,9 @@ class Proxy:
             self._send,
         )
         assert self._steps[PLACE_STEP] == placer.place
+        self._holds_answers = parts.config.failover.hold_s > 0.0
+        self._held = HeldAnswers(parts.config.failover.hold_s, self._let_go)
+        self._failing = FailOver(parts, self._forwarder, placer, self._held)
         self._ready: list[Turn] = []  # to take steps in the next round
         self._complete: list[Turn] = []  # answered in this one
 
@@ -148,7 +150,7 @@ class Proxy:
         try:
             self._forwarder.prepare(turn, attempt)
         except UpstreamError as error:  # the backend has just been removed
-            self._fail_attempt(turn, error)
+            self._failing.fail_attempt(turn, error)
             self._go_on(turn)
 
     def _send(self, turn: Turn) -> Waiting | None:
@@ -166,57 +168,76 @@ class Proxy:
         try:
             connection = await pool.connect()
         except UpstreamError as error:
-            self._fail_attempt(turn, error)
+            self._failing.fail_attempt(turn, error)
         else:
             connection.start(
                 attempt, attempt.request_head, turn.sent_body, is_head_request=turn.request.method == "HEAD"
             )
 
     def on_head(self, turn: Turn, attempt: Attempt) -> None:
-        """The backend's head: another backend's turn, the end of HTTP, or the beginning of the answer."""
-        error = self._forwarder.judge_head(turn, attempt)
-        if error is not None:
-            attempt.abort()
-            self._fail_over(turn, error)
-        elif attempt.status == 101:
+        """The backend's head: the end of HTTP, or of an answer that may become the client's."""
+        if attempt.status == 101:
             self._wait_for(turn, self._tunnel(turn, attempt))
-        else:
-            self._begin_answer(turn, attempt)
+        elif attempt.status < 300:
+            attempt.is_event_stream = is_event_stream(attempt)
+            attempt.observer = turn.outcome.observer = self._observe(turn, attempt.is_event_stream)
 
-    def _begin_answer(self, turn: Turn, attempt: Attempt) -> None:
+    def on_held(self, turn: Turn, attempt: Attempt, is_last: bool) -> None:
+        """Pass the answer on from its first content; before that another backend may take the request."""
+        try:
+            error = self._forwarder.judge(turn, attempt, is_last=is_last)
+        except NotYetKnown:
+            if self._holds_answers:
+                self._held.add(attempt)
+                return
+            error = None
+        self._held.discard(attempt)
+        if error is not None and self._failing.take_retry(turn, error):
+            attempt.abort()
+            self._failing.give_up(turn, error)
+            self._go_on(turn)
+        else:
+            self._begin_answer(turn, attempt, is_last=is_last)
+
+    def _let_go(self, attempt: Attempt) -> None:
+        """An answer has been held for long enough."""
+        if attempt.turn is not None and attempt.relay is None:
+            self._begin_answer(attempt.turn, attempt, is_last=False)
+
+    def _begin_answer(self, turn: Turn, attempt: Attempt, *, is_last: bool) -> None:
         """Pass the answer on as it comes. A break is told in band: it is too late for another backend."""
         if self._parts.handover.is_enabled:
             self._parts.handover.remember(turn)
         turn.body = turn.sent_body = attempt.request_head = b""  # no attempt can follow: free a large body
         self._note_answered_by(turn, attempt)
-        is_stream = is_event_stream(attempt)
-        observer = self._observe(turn, attempt, is_stream)
-        relay = ClientRelay(turn.request, observer.feed if observer is not None else None)
+        if turn.api is Api.RESPONSES:
+            self._parts.recorder.remember_response(turn)  # others may ask for it while it runs
+        relay = ClientRelay(turn.request)
         relay.send_head(
             attempt.status,
             attempt.reason,
-            answer_headers(turn, attempt, is_stream),
+            answer_headers(turn, attempt, attempt.is_event_stream),
             content_length=attempt.content_length,
-            is_event_stream=is_stream,
+            is_event_stream=attempt.is_event_stream,
         )
         relay.attach(attempt)
-        attempt.relay = relay
+        attempt.begin(relay, is_last=is_last)
 
     def _note_answered_by(self, turn: Turn, attempt: Attempt) -> None:
-        turn.outcome.status = attempt.status
+        turn.outcome.status, turn.outcome.is_begun = attempt.status, True
         if turn.placement.tried:
             turn.placement.affinity = Affinity.FAILOVER
 
-    def _observe(self, turn: Turn, attempt: Attempt, is_stream: bool) -> AnswerObserver | None:
-        """Watch successful answers for first token and usage; errors pass unread."""
-        if attempt.status >= 300:
-            return None
-        observer = turn.outcome.observer = AnswerObserver(
+    def _observe(self, turn: Turn, is_stream: bool) -> AnswerObserver:
+        """Watch a successful answer for content, usage and errors; others pass unread."""
+        observer = AnswerObserver(
             turn.api,
             is_stream=is_stream,
             limit_bytes=self._parts.config.limits.max_answer_observe_bytes,
             on_first_token=partial(self._on_first_token, turn) if is_stream else None,
         )
+        if turn.api is Api.RESPONSES and is_background(turn.body):
+            observer.take_openings_for_content()
         return observer
 
     def _on_first_token(self, turn: Turn) -> None:
@@ -233,8 +254,6 @@ class Proxy:
     def _end_complete(self) -> None:
         turns, self._complete = self._complete, []
         for turn in turns:
-            if turn.outcome.status < 400 and turn.backend_id is not None:
-                self._parts.fleet.observe_outcome(turn.backend_id, Outcome.SUCCESS)
             self._finish(turn)
 
     async def _tunnel(self, turn: Turn, attempt: Attempt) -> None:
@@ -259,7 +278,7 @@ class Proxy:
         if attempt.relay is not None:
             self._forwarder.note_failure(turn, error)
             self._break_off(turn, attempt.relay, error)
-        elif isinstance(error, UpstreamReset) and error.is_stale:
+        elif self._failing.is_only_stale(turn, error):
             again = turn.attempt = Attempt(self, turn)
             again.may_upgrade, again.request_head = attempt.may_upgrade, attempt.request_head
             self._wait_for(turn, self._send_again(turn, again))
@@ -272,37 +291,18 @@ class Proxy:
         try:
             pool = self._parts.pools.get(turn.backend_id)
         except UpstreamError as error:  # the backend has just been removed
-            self._fail_attempt(turn, error)
+            self._failing.fail_attempt(turn, error)
         else:
             pool.note_stale()
             await self._dial(turn, pool, attempt)
 
     def _fail_over(self, turn: Turn, error: UpstreamError) -> None:
         try:
-            self._fail_attempt(turn, error)
+            self._failing.fail_attempt(turn, error)
         except GatewayError as refusal:
             self._refuse(turn, refusal)
         else:
             self._go_on(turn)
-
-    def _fail_attempt(self, turn: Turn, error: UpstreamError) -> None:
-        """Give the attempt up and go back to step 3. Raises `error` when no other backend may be tried."""
-        placement = turn.placement
-        turn.attempt = None
-        self._forwarder.note_failure(turn, error)
-        self._placer.release(turn)
-        if turn.trace is not None:
-            turn.trace.fail_attempt(error)
-        if not (
-            may_try_another(error, num_attempts=placement.num_attempts, settings=self._parts.config.failover)
-            and self._forwarder.has_alternative(turn)
-            and self._parts.retries.withdraw()
-        ):
-            raise error
-        self._parts.metrics.retries[error.code] += 1.0
-        assert turn.backend_id is not None
-        placement.tried |= {turn.backend_id}
-        turn.step = PLACE_STEP
 
     # -- ends before its time
 
@@ -331,7 +331,7 @@ class Proxy:
         """A fault of our own in a callback of the backend's connection."""
         attempt = turn.attempt
         if attempt is not None and attempt.relay is not None:
-            _log_fault(turn, error)
+            log_fault(turn, error)
             self._break_off(turn, attempt.relay, GatewayError("internal error of the gateway"))
         else:
             self._refuse(turn, error)
@@ -354,7 +354,7 @@ class Proxy:
             self._finish(turn)
             return
         if not isinstance(error, GatewayError):
-            _log_fault(turn, error)
+            log_fault(turn, error)
             error = GatewayError("internal error of the gateway")
         error.forget_origin()
         turn.outcome.error, turn.outcome.status = error, error.status
@@ -369,12 +369,10 @@ class Proxy:
             return
         attempt, turn.attempt = turn.attempt, None
         if attempt is not None:
+            self._held.discard(attempt)
             attempt.abort()  # does nothing after a complete answer
+        self._forwarder.note_end(turn)
         turn.request.on_gone, turn.resume, turn.step = None, nothing_waits, ENDED
         self._placer.leave(turn)
         self._ledger.end(turn)
         self.intake.settle(turn)
-
-
-def _log_fault(turn: Turn, error: Exception) -> None:
-    logging.getLogger(__name__).error("unforeseen error in request %s", turn.request_id, exc_info=error)

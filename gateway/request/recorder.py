@@ -50,7 +50,7 @@ class Recorder:
             turn.outcome.status = CLIENT_CLOSED_REQUEST
         self._renew(turn)
         if turn.api is Api.RESPONSES:
-            self._remember_response(turn)
+            self.remember_response(turn)
         self._count(turn, now_s)
         if turn.trace is not None:
             self._link_trace(turn, turn.trace, now_s)
@@ -67,23 +67,29 @@ class Recorder:
             await asyncio.gather(*self._writes, return_exceptions=True)
 
     def _renew(self, turn: Turn) -> None:
-        """Keep the session alive and remember how long its context has grown."""
+        """Keep the session alive and remember how long its context has grown.
+
+        Requests that cannot bind, such as counts of tokens and titles, are no turns and tell nothing of it.
+        """
         placement, outcome = turn.placement, turn.outcome
         facts, binding, usage = turn.facts, placement.binding, outcome.usage
         if binding is None or facts.session_key is None or outcome.observer is None:
             return
         context_tokens = binding.context_tokens
-        if usage is not None and usage.prompt_tokens is not None:
+        if facts.sets_binding and usage is not None and usage.prompt_tokens is not None:
             context_tokens = usage.prompt_tokens + (usage.completion_tokens or 0)
-        self._sessions.renew(
-            facts.session_key, binding, context_tokens=context_tokens, num_turns=binding.num_turns + 1
-        )
+        num_turns = binding.num_turns + facts.sets_binding
+        self._sessions.renew(facts.session_key, binding, context_tokens=context_tokens, num_turns=num_turns)
 
-    def _remember_response(self, turn: Turn) -> None:
-        """A follow-up that names this answer must come to the backend that stored it."""
+    def remember_response(self, turn: Turn) -> None:
+        """A request that names this answer must come to the backend that has it, also while it runs.
+
+        Does nothing while its id is unknown, or when it is remembered.
+        """
         placement, outcome = turn.placement, turn.outcome
         response_id = outcome.observer.response_id if outcome.observer is not None else None
-        if response_id and placement.decision is not None:
+        if response_id and placement.decision is not None and outcome.remembered_id != response_id:
+            outcome.remembered_id = response_id
             key = self._parser.response_session_key(turn.tenant.name, response_id)
             self._spawn(self._sessions.claim(key, placement.decision.backend_id, placement.epoch))
 
@@ -95,7 +101,7 @@ class Recorder:
     def _count(self, turn: Turn, now_s: float) -> None:
         placement, outcome = turn.placement, turn.outcome
         metrics, api = self._metrics, turn.api._value_  # `value` of an Enum member is Python code
-        metrics.requests[api, status_label(outcome.status)] += 1.0
+        metrics.requests[api, status_label(outcome.status), outcome.result._value_] += 1.0
         metrics.duration.observe(now_s - turn.started_s, api)
         if outcome.is_client_gone:
             metrics.client_gone[api] += 1.0
@@ -187,6 +193,7 @@ def _access_line(turn: Turn, now_s: float, wall_s: float) -> AccessLine:
         request_id=turn.request_id,
         api=turn.api.value,
         status=outcome.status,
+        outcome=outcome.result.value,
         duration_ms=_ms(now_s - turn.started_s),
         attempts=placement.num_attempts,
         key_source=facts.key_source.value,

@@ -22,7 +22,17 @@ from gateway.request.answer_observer import AnswerObserver
 from gateway.request.tracing import RequestTrace
 from gateway.routing.reservation import Reservation
 from gateway.tenants.tenant import ANONYMOUS, Tenant
-from gateway.values import Affinity, Api, BackendId, Binding, Decision, RequestFacts, Usage
+from gateway.values import (
+    Affinity,
+    Api,
+    AttemptOutcome,
+    BackendId,
+    Binding,
+    Decision,
+    RequestFacts,
+    StoreBudget,
+    Usage,
+)
 from gateway.wire.routes import Route
 
 if TYPE_CHECKING:
@@ -74,8 +84,11 @@ class TurnOutcome(msgspec.Struct, kw_only=True):
     status: int = 0  # what the client got; 0: nothing yet
     error: GatewayError | None = None
     is_client_gone: bool = False
+    is_begun: bool = False  # the client has something of a backend's answer
+    result: AttemptOutcome = AttemptOutcome.NOT_SENT  # judged at the end, by `outcomes`
     sent_s: float | None = None  # when the first upstream bytes left
     first_token_s: float | None = None
+    remembered_id: str | None = None  # of a stored answer, once others can ask for it
     observer: AnswerObserver | None = None  # of an answer that was relayed
 
     @property
@@ -111,7 +124,7 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     is_upgrade: bool = False  # the client asks for a WebSocket
     cors_headers: HeaderLines = ()  # for its answer, instead of a backend's own
     facts: RequestFacts = _UNREAD
-    store_deadline_s: float = 0.0  # until when this request may wait for the session store
+    store_budget: StoreBudget | None = None  # how long this request may wait for the session store
     charge: Charge | None = None  # to its tenant, where that has limits
     trace: RequestTrace | None = None  # None: not traced
     is_debug: bool = False  # an operator asked to have it told in full

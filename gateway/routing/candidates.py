@@ -4,7 +4,7 @@ A backend keeps one slot (a small integer) while it is in the fleet. For each mo
 kept in tiers, built once per view. A lower tier is used only when all tiers above it are empty.
 
     tier 0   ready, weight above 0            takes new sessions
-    tier 1   degraded, weight above 0
+    tier 1   degraded, weight above 0         on trial: the router gives it a few new sessions
     tier 2   cordoned, draining or weight 0   for bound sessions only, so that they can finish
 
 Invariant: tiers hold routable backends only. It knows no load and reads no clock.

@@ -21,6 +21,10 @@ class FailoverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Upstream attempts per client request, the first included."""
     retry_statuses: tuple[int, ...] = (502, 503, 504)
     """Statuses of a backend that another backend may cure. Add 429 to spread overload."""
+    hold_s: float = 30.0
+    """How long an answer that has begun at a backend is held back while it has no content, in seconds. Until
+    then another backend can still take the request. After it the client gets the head and, in an event
+    stream, comments that keep the connection alive. 0 holds nothing."""
     budget_ratio: float = 0.2
     """Retries allowed per request seen, as a long-run share."""
     budget_min: int = 10
@@ -29,6 +33,8 @@ class FailoverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
             raise ValueError("max_attempts must be at least 1")
+        if not 0.0 <= self.hold_s <= 3600.0:
+            raise ValueError("hold_s must lie in 0..3600")
         bad = [status for status in self.retry_statuses if status < 429 or status > 599]
         if bad:
             raise ValueError(f"retry_statuses must lie in 429..599, got {bad}")

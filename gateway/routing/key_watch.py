@@ -14,6 +14,9 @@ with one, or an opener comes back after others. Requests with a shared key are p
 the load bound. Clients that compact their history, or send only its last turns, change their opener but never
 return to an old one. Sub-agents that fan out under one id can exceed the limit; they are many conversations.
 
+Requests that cannot bind (counts of tokens, titles, embeddings) are no turns of a conversation: they neither
+count here nor are judged.
+
 Invariant: bounded memory, O(1) per request, no clock. Only keys that a client named are judged.
 """
 
@@ -110,6 +113,7 @@ class KeyWatch:
             facts.key_source not in _JUDGED
             or facts.session_key is None
             or len(facts.prefix) < 2
+            or not facts.sets_binding
             or not self._settings.is_enabled
         ):
             return facts

@@ -79,6 +79,7 @@ class Router:
         self._lives: list[int] = []  # by slot: how many backends have had it before
         slow_start = SlowStart()
         self._selector = Selector(self._candidates, slow_start)
+        self.could_take = self._selector.could_take
         self._books = Bookkeeping(
             self._candidates,
             self._costs,
@@ -215,6 +216,8 @@ class Router:
         home, cause, slots = self._selector.select(facts, binding, usable, excluded, avoided, by_ring)
         if not slots and home is None:
             raise NoBackend("no backend can take this request now", retry_after_s=self.settings.retry_after_s)
+        if home is None and usable.tiers[1] and not excluded:
+            slots = self._selector.on_trial(usable, avoided, self._load.in_flight) or slots
         ratio = self._tokens.get(facts.model)
         chain, prompt_tokens = measure_prompt(facts, binding, ratio)
         shares = self._candidates.shares(slots, usable, now_s) if slots else None

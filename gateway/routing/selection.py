@@ -10,11 +10,15 @@ because they are metric labels.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
+from gateway.errors import ModelNotFound, NoBackend
 from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Candidates, ModelBackends
 from gateway.routing.slow_start import SlowStart
 from gateway.values import Affinity, BackendId, BackendState, Binding, RequestFacts
+
+MOST_ON_TRIAL = 3
+"""Requests at a time for a backend on trial: what a broken one may cost at each return."""
 
 _NO_SLOTS: frozenset[int] = frozenset()
 Selection = tuple[int | None, str, tuple[int, ...]]
@@ -49,7 +53,7 @@ class Selector:
             home, cause = find_home(candidates, facts.model, binding)
             if home in barred:
                 home, cause = None, "home_failed"
-            slots = usable.best_tier(barred, ALL_TIERS)
+            slots = usable.best_tier(barred, OPEN_TIERS if excluded else ALL_TIERS)
             if cause == "home_restarted" and slots and slots[0] in usable.tiers[0]:
                 # it is cold: its sessions spread over the others instead of all returning at once
                 slots = _without(slots, (candidates.slot_of[binding.backend_id],))
@@ -61,6 +65,22 @@ class Selector:
             owed = self._slow_start.owed(slots)
             slots = slots if owed is None else (owed,)
         return home, cause, slots
+
+    def could_take(self, facts: RequestFacts, excluded: frozenset[BackendId]) -> bool:
+        """Whether a backend that is not excluded serves the model, is fit, and open to new sessions."""
+        try:
+            usable = self._candidates.for_model(facts.model)
+        except (NoBackend, ModelNotFound):
+            return False
+        return bool(usable.best_tier(self._candidates.slots_of(excluded), OPEN_TIERS))
+
+    def on_trial(
+        self, usable: ModelBackends, avoided: frozenset[BackendId], in_flight: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Return a degraded backend that may have another request, alone, if there is one."""
+        barred = self._candidates.slots_of(avoided) if avoided else _NO_SLOTS
+        free = (slot for slot in usable.tiers[1] if in_flight[slot] < MOST_ON_TRIAL and slot not in barred)
+        return tuple(free)[:1]
 
     def _first_on_ring(self, facts: RequestFacts, slots: tuple[int, ...]) -> tuple[int, ...]:
         """Return the ring's choice of these slots, alone; all of them without a key."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from gateway.sessions.records import Record, as_binding
 from gateway.sessions.store import Listing, StoreStats
-from gateway.values import BackendId, Binding, SessionKey
+from gateway.values import BackendId, Binding, SessionKey, StoreBudget
 
 NUM_TABLES = 64  # a power of two: the hash of a key is masked to find its table
 TABLE_MASK = NUM_TABLES - 1
@@ -120,10 +120,10 @@ class MemoryStore:
             table.clear()
         self._num_sessions = 0
 
-    def deadline(self) -> float:
-        return self._clock()
+    def budget(self) -> StoreBudget | None:
+        return None
 
-    async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
+    async def get(self, key: SessionKey, budget: StoreBudget | None = None) -> Binding | None:
         return self.peek(key)
 
     def peek(self, key: SessionKey) -> Binding | None:
@@ -140,7 +140,7 @@ class MemoryStore:
         backend_id: BackendId,
         epoch: int,
         context_tokens: int = 0,
-        deadline_s: float | None = None,
+        budget: StoreBudget | None = None,
     ) -> Binding | None:
         now_s = self._clock()
         record = self._live_record(key, now_s)
@@ -176,7 +176,7 @@ class MemoryStore:
         backend_id: BackendId,
         epoch: int,
         context_tokens: int = 0,
-        deadline_s: float | None = None,
+        budget: StoreBudget | None = None,
     ) -> Binding | None:
         now_s = self._clock()
         record = self._live_record(key, now_s)

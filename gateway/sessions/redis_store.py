@@ -36,7 +36,7 @@ from gateway.sessions.records import Record, as_binding
 from gateway.sessions.redis_listing import RedisListing
 from gateway.sessions.renewals import PendingRenewals, Renewal
 from gateway.sessions.store import Listing, StoreStats, Unknown
-from gateway.values import BackendId, Binding, SessionKey
+from gateway.values import BackendId, Binding, SessionKey, StoreBudget
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,8 @@ class RedisStore:
         self._tasks = []
         await self.link.close()
 
-    def deadline(self) -> float:
-        return self._clock() + self.link.budget_s
+    def budget(self) -> StoreBudget:
+        return self.link.budget()
 
     def peek(self, key: SessionKey) -> Binding | Unknown:
         now_s = self._clock()
@@ -121,7 +121,7 @@ class RedisStore:
         self._num_hits += 1
         return as_binding(entry, entry.expires_at_s + self._wall_offset_s)
 
-    async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
+    async def get(self, key: SessionKey, budget: StoreBudget | None = None) -> Binding | None:
         now_s = self._clock()
         known = self.peek(key)
         if not isinstance(known, Unknown):
@@ -139,7 +139,7 @@ class RedisStore:
             return self._remember(key, reply, now_s)
 
         try:
-            return self._shown(await self.link.ask(shard, read, self._limit(deadline_s)))
+            return self._shown(await self.link.ask(shard, read, budget or self.budget()))
         except Unavailable:
             return self._shown(entry)
 
@@ -149,7 +149,7 @@ class RedisStore:
         backend_id: BackendId,
         epoch: int,
         context_tokens: int = 0,
-        deadline_s: float | None = None,
+        budget: StoreBudget | None = None,
     ) -> Binding | None:
         if not is_storable(backend_id, epoch, context_tokens):
             return None
@@ -162,7 +162,7 @@ class RedisStore:
             )
 
         sent_at_s = self._clock()
-        return await self._write(shard, claim, deadline_s)
+        return await self._write(shard, claim, budget)
 
     def renew(self, key: SessionKey, binding: Binding, *, context_tokens: int, num_turns: int) -> None:
         # One number that the script cannot parse would make Redis refuse the whole batch again and again.
@@ -185,7 +185,7 @@ class RedisStore:
         backend_id: BackendId,
         epoch: int,
         context_tokens: int = 0,
-        deadline_s: float | None = None,
+        budget: StoreBudget | None = None,
     ) -> Binding | None:
         if not is_storable(backend_id, epoch, context_tokens):
             return None
@@ -206,7 +206,7 @@ class RedisStore:
             )
 
         sent_at_s = self._clock()
-        return await self._write(shard, rebind, deadline_s)
+        return await self._write(shard, rebind, budget)
 
     async def end(self, key: SessionKey) -> bool:
         shard = self._layout.shard_of(key)
@@ -218,7 +218,7 @@ class RedisStore:
             return await self.link.run(self._end, keys, [key, self._layout.moves_channel])
 
         try:
-            return await self.link.ask(shard, end, self.deadline()) == 1
+            return await self.link.ask(shard, end, self.budget()) == 1
         except Unavailable:
             return False
 
@@ -269,9 +269,6 @@ class RedisStore:
 
     # --- private ---------------------------------------------------------------------------------
 
-    def _limit(self, deadline_s: float | None) -> float:
-        return self.deadline() if deadline_s is None else deadline_s
-
     def _keys(self, shard: int, key: SessionKey) -> list[str]:
         layout = self._layout
         return [layout.session(shard, key), layout.index_prefix(shard), layout.names(shard)]
@@ -301,10 +298,10 @@ class RedisStore:
         self,
         shard: int,
         operation: Callable[[], Coroutine[Any, Any, Record | None]],
-        deadline_s: float | None,
+        budget: StoreBudget | None,
     ) -> Binding | None:
         try:
-            record = await self.link.ask(shard, operation, self._limit(deadline_s))
+            record = await self.link.ask(shard, operation, budget or self.budget())
         except Unavailable as failure:
             if failure.kind == "refused":
                 self._is_refused = True

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.redis_link.breaker import BreakerState
-from gateway.values import BackendId, Binding, SessionKey
+from gateway.values import BackendId, Binding, SessionKey, StoreBudget
 
 Listing = tuple[list[tuple[SessionKey, Binding]], str | None]
 """One page of sessions and the cursor of the next page, `None` after the last page."""
@@ -56,8 +56,8 @@ class Unknown(enum.Enum):
 class SessionStore(Protocol):
     """Every method is safe to cancel at any await and never raises when the store fails.
 
-    `deadline_s` bounds the wait of one request over all its calls: take it once from `deadline()` and pass
-    it to each call; without it, each call has its own full budget.
+    `budget` bounds the wait of one request over all its calls: take it once from `budget()` and pass it to
+    each call; without it, each call has its own full budget.
     """
 
     async def start(self) -> None:
@@ -68,15 +68,15 @@ class SessionStore(Protocol):
         """Flush what is pending, within one second, and stop the background tasks. Idempotent."""
         ...
 
-    def deadline(self) -> float:
-        """Return until when a request that starts now may wait, on the store's own clock."""
+    def budget(self) -> StoreBudget | None:
+        """Return how long one request may wait; `None` if it never waits."""
         ...
 
     def peek(self, key: SessionKey) -> Binding | Unknown | None:
         """The home of this session if that is known without waiting. Does not extend the entry."""
         ...
 
-    async def get(self, key: SessionKey, deadline_s: float | None = None) -> Binding | None:
+    async def get(self, key: SessionKey, budget: StoreBudget | None = None) -> Binding | None:
         """Return the home of this session. A local hit does not suspend. Does not extend the entry."""
         ...
 
@@ -86,7 +86,7 @@ class SessionStore(Protocol):
         backend_id: BackendId,
         epoch: int,
         context_tokens: int = 0,
-        deadline_s: float | None = None,
+        budget: StoreBudget | None = None,
     ) -> Binding | None:
         """Bind a session that has no home. Returns the binding that won, perhaps to another backend.
 
@@ -105,7 +105,7 @@ class SessionStore(Protocol):
         backend_id: BackendId,
         epoch: int,
         context_tokens: int = 0,
-        deadline_s: float | None = None,
+        budget: StoreBudget | None = None,
     ) -> Binding | None:
         """Move the session if its version is the expected one. Returns its current binding.
 

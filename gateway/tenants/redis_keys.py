@@ -26,7 +26,7 @@ class RedisKeys:
             return await self._link.command("HGET", self._link.layout.api_keys, digest.hex())
 
         try:
-            name = await self._link.ask(0, look_up, self._clock() + self._link.budget_s)
+            name = await self._link.ask(0, look_up, self._link.budget())
         except Unavailable as error:
             raise CannotAuthenticate(
                 "API keys cannot be checked at the moment; try again.", retry_after_s=1

@@ -9,6 +9,7 @@ phase (see `phase`) can hang and no timer is made per request:
 
     IDLE            now + idle_expiry_s            -> closed
     SENT, HEAD      sent + first_byte_timeout_s    -> UpstreamTimeout; header bytes that drip do not help
+    BODY, no byte   the same: engines send a stream's head before they compute
     BODY, TUNNEL    last read + idle_timeout_s     -> UpstreamTimeout
     BODY, paused    never: the client is slow, not the backend
     CLOSED          now + GOODBYE_S after `close`, never after `drop`
@@ -73,6 +74,7 @@ class UpstreamConnection(RoundProtocol):
         "_settings",
         "_transport",
         "deadline_s",
+        "has_body",
         "is_reused",
         "on_body",
         "phase",
@@ -93,7 +95,7 @@ class UpstreamConnection(RoundProtocol):
         self.is_reused = False  # it has served a request before the one under way
         self._is_paused = False
         self._is_head_request = False
-        self._has_no_body = False
+        self.has_body = self._has_no_body = False
         self._keeps_alive = False  # the complete answer allows another request
         self._header_bytes = 0
         self._num_overhead_bytes = 0
@@ -123,7 +125,7 @@ class UpstreamConnection(RoundProtocol):
         self._answer = answer
         answer.carrier = self
         self._is_head_request = is_head_request
-        self._has_no_body = self._keeps_alive = False
+        self.has_body = self._has_no_body = self._keeps_alive = False
         self._header_bytes = self._num_overhead_bytes = 0
         self.deadline_s = self._loop.time() + self._settings.first_byte_timeout_s
         if body:
@@ -142,10 +144,10 @@ class UpstreamConnection(RoundProtocol):
             limit_s = self._settings.first_byte_timeout_s
             self._fail(UpstreamTimeout(f"the backend sent no response head within {limit_s:g} s"))
         elif phase is _BODY:
-            limit_s = self._settings.idle_timeout_s
-            self._fail(
-                UpstreamTimeout(f"the backend sent nothing for {limit_s:g} s in the middle of its answer")
-            )
+            limit_s, where = self._settings.first_byte_timeout_s, "after the head of its answer"
+            if self.has_body:
+                limit_s, where = self._settings.idle_timeout_s, "in the middle of its answer"
+            self._fail(UpstreamTimeout(f"the backend sent nothing for {limit_s:g} s {where}"))
         else:
             self.drop()  # a silent tunnel, or a peer that does not answer our goodbye
 
@@ -203,7 +205,7 @@ class UpstreamConnection(RoundProtocol):
             return
         had_head = self.phase is _BODY
         if had_head:
-            self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
+            self.has_body, self.deadline_s = True, self._loop.time() + self._settings.idle_timeout_s
         elif self.phase is _SENT:
             self._enter(_HEAD)
         try:
@@ -234,12 +236,11 @@ class UpstreamConnection(RoundProtocol):
             self._count_overhead(len(data), is_announced=False)
 
     def _announce(self, answer: UpstreamAnswer) -> None:
-        """The head is complete and the answer is not: tell the head, then what came with it of the body.
-
-        That may be nothing; a sink that has held back its head to save a system call lets it go now.
-        """
+        """The head is complete, the answer is not. What came with it may be nothing."""
         answer.on_head()
         data = b"".join(self._body_pieces)
+        if data:
+            self.has_body, self.deadline_s = True, self._loop.time() + self._settings.idle_timeout_s
         self._body_pieces.clear()
         if self._answer is answer:  # it may have been given up because of its head
             answer.on_data(data, False)
@@ -302,7 +303,6 @@ class UpstreamConnection(RoundProtocol):
         read_framing(answer)
         answer.status = status
         self._enter(_BODY)
-        self.deadline_s = self._loop.time() + self._settings.idle_timeout_s
         if self._is_head_request or status in (204, 304):
             # llhttp cannot be told that no body follows, so this connection ends here unless llhttp
             # sees that by itself (no length given).
@@ -379,10 +379,9 @@ class UpstreamConnection(RoundProtocol):
         self.drop()
         if answer is not None:
             answer.carrier = None
-            pieces = self._body_pieces
-            if pieces and has_head and is_announced:
-                answer.on_data(b"".join(pieces), False)  # good bytes before the bad one
-            pieces.clear()
+            if self._body_pieces and has_head and is_announced:
+                answer.on_data(b"".join(self._body_pieces), False)  # good bytes before the bad one
+            self._body_pieces.clear()
             answer.on_failure(error)
 
     def _count_overhead(self, num_bytes: int, *, is_announced: bool) -> None:
@@ -394,7 +393,8 @@ class UpstreamConnection(RoundProtocol):
 
     def _early_end(self, exc: Exception | None) -> UpstreamError:
         how = "reset" if isinstance(exc, ConnectionError) else "closed"
+        is_stale = self.is_reused and self.phase is _SENT
         if self.phase is _BODY:
             return UpstreamTruncated(f"the backend {how} the connection before its answer was complete")
         message = f"the backend {how} the connection before a complete response head"
-        return UpstreamReset(message, is_stale=self.is_reused and self.phase is _SENT)
+        return UpstreamReset(message, is_stale=is_stale, was_reset=how == "reset")

@@ -18,17 +18,26 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
+import re
 import ssl
 from dataclasses import dataclass
 
-from gateway.errors import Overloaded, UpstreamConnectFailed, UpstreamReset
+from gateway.errors import (
+    Overloaded,
+    UpstreamConnectFailed,
+    UpstreamPoolFull,
+    UpstreamRefused,
+    UpstreamReset,
+)
 from gateway.scheduling.rounds import rounds_of_loop
 from gateway.upstream.address import Address, parse_base_url
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.connection import UpstreamConnection
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.forbidden_peer import refuse_forbidden_peer
+from gateway.upstream.phase import Phase
 from gateway.upstream.settings import UpstreamSettings
 from gateway.upstream.tls import make_client_context
 
@@ -36,6 +45,8 @@ NUM_CONNECT_PARTS = 4
 
 # Our own resources, not the backend's fault: no file descriptor, no memory, no local port left.
 _OUR_OWN_SHORTAGE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+_NOBODY_LISTENS = frozenset((errno.ECONNREFUSED, errno.ENOENT))  # ENOENT: of a socket file
+_ERRNO_IN_TEXT = re.compile(r"\[Errno (\d+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +156,20 @@ class UpstreamPool:
             num_connect_failed_total=self._num_connect_failed,
         )
 
+    def silent_for_s(self) -> float:
+        """Return the seconds since an answer under way last brought bytes; inf if none is. O(connections).
+
+        It is read from the deadlines, so that it costs nothing while bytes flow.
+        """
+        deadlines = (
+            connection.deadline_s
+            for connection in self._connections
+            if connection.deadline_s < math.inf
+            and (connection.phase is Phase.TUNNEL or (connection.phase is Phase.BODY and connection.has_body))
+        )
+        last_s = max(deadlines, default=-math.inf) - self._settings.idle_timeout_s
+        return self._loop.time() - last_s
+
     async def close(self, *, grace_s: float = 0.0) -> None:
         """Take no more requests; let running ones finish for `grace_s`, then abort them. Idempotent."""
         self._is_closed = True
@@ -188,12 +213,13 @@ class UpstreamPool:
     async def connect(self) -> UpstreamConnection:
         """Open a connection; the caller must `start` a request on it, or close it.
 
-        Raises UpstreamConnectFailed, or Overloaded when this machine has no descriptor left.
+        Raises UpstreamConnectFailed (UpstreamRefused when nobody listens there), or Overloaded when this
+        machine has no descriptor left.
         """
         if self._is_closed:
             raise UpstreamConnectFailed("this backend has been removed")
         if len(self._connections) + self._num_connecting >= self._settings.max_connections:
-            raise UpstreamConnectFailed(f"all {self._settings.max_connections} connections to it are in use")
+            raise UpstreamPoolFull(f"all {self._settings.max_connections} connections to it are in use")
         self._num_connecting += 1
         try:
             connection = await self._dial_patiently(self._settings.connect_timeout_s)
@@ -205,7 +231,8 @@ class UpstreamPool:
             self._num_connect_failed += 1
             if exc.errno in _OUR_OWN_SHORTAGE:
                 raise Overloaded(f"the gateway cannot open another connection: {exc.strerror}") from exc
-            raise UpstreamConnectFailed(f"connect failed: {_connect_reason(exc)}") from exc
+            kind = UpstreamRefused if is_refusal(exc) else UpstreamConnectFailed
+            raise kind(f"connect failed: {_connect_reason(exc)}") from exc
         finally:
             self._num_connecting -= 1
         self._num_opened += 1
@@ -282,6 +309,15 @@ def _tick_interval_s(settings: UpstreamSettings) -> float:
     """An eighth of the shortest limit, so that no limit is exceeded by more than that; at most 0.5 s."""
     shortest_s = min(settings.first_byte_timeout_s, settings.idle_timeout_s, settings.idle_expiry_s)
     return min(0.5, max(0.005, shortest_s / 8))
+
+
+def is_refusal(exc: OSError) -> bool:
+    """Whether nobody listens, at any of the addresses that the name has."""
+    if exc.errno is not None:
+        return exc.errno in _NOBODY_LISTENS
+    # asyncio and uvloop put the errors of several addresses (localhost: ::1 and 127.0.0.1) into one text
+    numbers = _ERRNO_IN_TEXT.findall(str(exc))
+    return bool(numbers) and all(int(number) in _NOBODY_LISTENS for number in numbers)
 
 
 def _connect_reason(exc: OSError) -> str:

@@ -7,6 +7,7 @@ does) or about what the numbers are used for.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -45,6 +46,7 @@ class AnthropicAnswer(msgspec.Struct, gc=False):
     """A message, or one event of its stream."""
 
     type: str = ""
+    error: Raw = _NO_RAW
     id: str | None = None
     stop_reason: str | None = None
     usage: WireUsage | None = None
@@ -63,6 +65,8 @@ class ResponsesAnswer(msgspec.Struct, gc=False):
     id: str | None = None
     status: str | None = None
     usage: WireUsage | None = None
+    error: Raw = _NO_RAW
+    code: Raw = _NO_RAW  # of an `error` event
     response: ResponsesAnswer | None = None
 
 
@@ -71,6 +75,16 @@ class GenerateAnswer(msgspec.Struct, gc=False):
 
     text: str | None = None
     meta_info: GenerateInfo | None = None
+    error: Raw = _NO_RAW
+
+
+class ErrorObject(msgspec.Struct, gc=False):
+    """An engine's error object, of any dialect."""
+
+    type: Raw = _NO_RAW
+    code: Raw = _NO_RAW
+    message: Raw = _NO_RAW
+    object: Raw = _NO_RAW
     error: Raw = _NO_RAW
 
 
@@ -99,6 +113,32 @@ class GenerateInfo(msgspec.Struct, gc=False):
         )
 
 
+_NOTHING: Final = (b"", b"null", b'""', b"[]", b"{}", b"false")
+_OBJECT_DECODER: Final = msgspec.json.Decoder(ErrorObject)
+_ID: Final = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([A-Za-z0-9_.:-]{1,256})"')
+_HEAD_BYTES: Final = 4_096
+_MAX_ERROR_BYTES: Final = 65_536
+"""No engine's error is longer."""
+
+# Names of errors in the dialects, in lower case without separators, and the status that says the same.
+_STATUS_BY_NAME: Final = {
+    "badrequesterror": 400,
+    "invalidrequesterror": 400,
+    "contextlengthexceeded": 400,
+    "validationerror": 400,
+    "authenticationerror": 401,
+    "permissionerror": 403,
+    "notfounderror": 404,
+    "modelnotfound": 404,
+    "requesttoolarge": 413,
+    "unprocessableentityerror": 422,
+    "ratelimiterror": 429,
+    "ratelimitexceeded": 429,
+    "overloadederror": 503,
+    "serviceunavailableerror": 503,
+    "timeouterror": 504,
+}
+
 CHAT_DECODER: Final = msgspec.json.Decoder(ChatAnswer)
 ANTHROPIC_DECODER: Final = msgspec.json.Decoder(AnthropicAnswer)
 RESPONSES_DECODER: Final = msgspec.json.Decoder(ResponsesAnswer)
@@ -119,6 +159,57 @@ def observe_json(api: Api, body: bytes) -> Observed:
         return _of_chat(CHAT_DECODER.decode(body))
     except (msgspec.DecodeError, RecursionError):
         return Usage(), None, None
+
+
+def error_status(error: bytes) -> int | None:
+    """Return the status that an error value inside a good answer stands for; None if it is no error.
+
+    500 where it does not tell: engines put their own failures there, and the client's mistakes in a status.
+    """
+    if error in _NOTHING:
+        return None
+    try:
+        found = _OBJECT_DECODER.decode(error)
+    except (msgspec.DecodeError, RecursionError):
+        return 500  # a text, or a list of them
+    for value in (found.code, found.type):
+        status = _status_of(bytes(value))
+        if status is not None:
+            return status
+    return 500
+
+
+def _status_of(value: bytes) -> int | None:
+    digits = value.strip(b'"')
+    if len(digits) == 3 and digits.isdigit() and digits >= b"400":
+        return int(digits)
+    name = digits.decode("utf-8", "replace").lower().replace("_", "").replace("-", "")
+    return _STATUS_BY_NAME.get(name)
+
+
+def error_in_json(body: bytes) -> int | None:
+    """Return the status that a complete JSON answer stands for if it is an error and nothing else.
+
+    Three forms: `{"error": {…}}` (OpenAI, and Anthropic with a `type`), and vLLM's older
+    `{"object": "error", "message": …}`.
+    """
+    if len(body) > _MAX_ERROR_BYTES or b"error" not in body[:256]:
+        return None
+    try:
+        found = _OBJECT_DECODER.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if bytes(found.object) == b'"error"' and bytes(found.error) in _NOTHING:
+        return error_status(body)
+    if bytes(found.object) not in (*_NOTHING, b'"error"'):
+        return None  # an answer that has the field, such as a response of the Responses API
+    return error_status(bytes(found.error))
+
+
+def id_at_head(body: bytes) -> str | None:
+    """Return the id of an answer that is too long to be read: engines put it at the beginning."""
+    found = _ID.search(body, 0, _HEAD_BYTES)
+    return None if found is None else found[1].decode()
 
 
 def finish_reason_of(answer: ChatAnswer) -> str | None:

@@ -19,6 +19,7 @@ from gateway.errors import (
     NoBackend,
     TooManyRequests,
     Unauthorized,
+    UpgradeRequired,
     UpstreamTimeout,
 )
 from gateway.values import Api
@@ -35,6 +36,7 @@ _ANTHROPIC_TYPES: Final = {
     405: "invalid_request_error",
     413: "request_too_large",
     415: "invalid_request_error",
+    426: "invalid_request_error",
     429: "rate_limit_error",
     431: "request_too_large",
     503: "overloaded_error",
@@ -47,6 +49,8 @@ def error_response(api: Api, error: GatewayError) -> tuple[int, bytes, list[tupl
     headers = [("content-type", "application/json"), ("x-homing-error-source", error.source)]
     if isinstance(error, MethodNotAllowed):
         headers.append(("allow", error.allow))
+    if isinstance(error, UpgradeRequired):
+        headers.append(("upgrade", "HTTP/1.1"))  # required by RFC 9110, 15.5.22
     if isinstance(error, Unauthorized):
         headers.append(("www-authenticate", "Bearer"))  # required by RFC 9110, 11.6.1
     if isinstance(error, TooManyRequests):
@@ -104,4 +108,4 @@ def _may_retry(error: GatewayError) -> bool:
         return False
     if _LONGEST_RETRY_WAIT_S < (error.retry_after_s or 0.0) < math.inf:
         return False
-    return error.status not in (400, 401, 403, 404, 405, 409, 413, 415, 431)
+    return error.status not in (400, 401, 403, 404, 405, 409, 413, 415, 426, 431)

@@ -23,6 +23,7 @@ from gateway.wire.answers import (
     GENERATE_DECODER,
     RESPONSES_DECODER,
     ChatAnswer,
+    error_status,
     finish_reason_of,
 )
 from gateway.wire.usage import WireUsage, merge_usage
@@ -30,6 +31,20 @@ from gateway.wire.usage import WireUsage, merge_usage
 _MAX_EVENT_BYTES: Final = 2 << 20  # a final `response.completed` repeats the whole answer
 _LINE_END_BYTES: Final = 4  # bytes that may follow an event before its end is known
 _EMPTY_VALUES: Final = (b"", b"null", b'""', b"[]")
+# Events that only say that an answer is going to come.
+_MESSAGE_OPENINGS: Final = frozenset({"message_start", "ping", "content_block_start"})
+_RESPONSES_OPENINGS: Final = frozenset(
+    {
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.reasoning_part.added",
+        "response.reasoning_summary_part.added",
+    }
+)
+_UNTOLD: Final = b'"error"'
+_KNOWN: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.MESSAGES, Api.RESPONSES, Api.GENERATE})
 _RESPONSES_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
@@ -41,18 +56,22 @@ class SseObserver:
         "_is_dull",
         "_pending",
         "_pending_bytes",
+        "error_status",
         "finish_reason",
-        "has_error",
+        "has_content",
         "has_first_token",
         "is_complete",
         "num_events",
         "response_id",
+        "takes_openings_for_content",
         "usage",
     )
 
     def __init__(self, api: Api) -> None:
         self.has_first_token = False
-        self.has_error = False  # the backend reported an error inside the stream
+        self.has_content = api not in _KNOWN  # an event has passed that is more than an opening
+        self.takes_openings_for_content = False
+        self.error_status: int | None = None  # what the backend reported inside the stream, as a status
         self.is_complete = False  # the dialect's last event was seen
         self.usage = Usage()
         self.finish_reason: str | None = None
@@ -70,6 +89,11 @@ class SseObserver:
             self._decode, self._is_dull = SseObserver._see_generate, _is_never_dull
         else:
             self._decode, self._is_dull = SseObserver._see_chat, _is_dull_chat
+
+    @property
+    def has_error(self) -> bool:
+        """The backend reported an error inside the stream."""
+        return self.error_status is not None
 
     @property
     def is_mid_event(self) -> bool:
@@ -132,12 +156,17 @@ class SseObserver:
             if payload is None:
                 continue
             if payload == b"[DONE]":
-                self.is_complete = True
+                self.is_complete = self.has_content = True
                 continue
             try:
                 self._decode(self, payload)
             except (msgspec.DecodeError, RecursionError):
-                continue
+                self.has_content = True  # whatever it is
+
+    def _note_error(self, error: bytes) -> None:
+        status = error_status(error)
+        if status is not None:
+            self.error_status, self.has_content = status, True
 
     def _note_usage(self, said: WireUsage | None) -> None:
         if said is not None:
@@ -153,8 +182,9 @@ class SseObserver:
         reason = finish_reason_of(answer)
         if reason is not None:
             self.finish_reason = reason
-        if bytes(answer.error) not in _EMPTY_VALUES:
-            self.has_error = True
+        self._note_error(bytes(answer.error))
+        if not self.has_content:  # a chunk that opens an answer has choices, and nothing in them
+            self.has_content = self.has_first_token or reason is not None or not answer.choices
 
     def _see_message(self, payload: bytes) -> None:
         event = ANTHROPIC_DECODER.decode(payload)
@@ -171,7 +201,9 @@ class SseObserver:
         elif kind == "message_stop":
             self.is_complete = True
         elif kind == "error":
-            self.has_error = True
+            self._note_error(bytes(event.error) or _UNTOLD)
+        if kind not in _MESSAGE_OPENINGS:
+            self.has_content = True
 
     def _see_response(self, payload: bytes) -> None:
         event = RESPONSES_DECODER.decode(payload)
@@ -179,27 +211,31 @@ class SseObserver:
         if kind.endswith(".delta"):
             self.has_first_token = True
         elif kind == "error":
-            self.has_error = True
+            self._note_error(bytes(event.error) or payload)
+        if kind not in _RESPONSES_OPENINGS or self.takes_openings_for_content:
+            self.has_content = True
         if event.response is None:
             return
         self.response_id = event.response.id or self.response_id
         self._note_usage(event.response.usage)
         if kind in _RESPONSES_ENDS:
             self.is_complete = True
-            self.has_error = self.has_error or kind == "response.failed"
+            if kind == "response.failed":
+                self._note_error(bytes(event.response.error) or _UNTOLD)
             self.finish_reason = event.response.status or kind.rpartition(".")[2]
 
     def _see_generate(self, payload: bytes) -> None:
         answer = GENERATE_DECODER.decode(payload)
         if answer.text:
             self.has_first_token = True
-        if bytes(answer.error) not in _EMPTY_VALUES:
-            self.has_error = True
+        self._note_error(bytes(answer.error))
         info = answer.meta_info
         if info is not None:
             self.response_id = info.id or self.response_id
             self.finish_reason = info.reason or self.finish_reason
             self._note_usage(info.usage)
+        if answer.text != "" or self.finish_reason is not None:  # an opening has an empty text
+            self.has_content = True
 
 
 def _payload(event: bytes) -> bytes | None:

@@ -14,6 +14,7 @@ from fakes import backend as fake
 from fakes.gateway_world import GatewayWorld
 from rich.console import Console
 
+from gateway.commands.admin_client import NOT_SHARED
 from gateway.commands.exits import CommandFailed, Unreachable, UsageError
 from gateway.commands.terminal import count, plain, seconds
 from gateway.commands.top import render
@@ -95,6 +96,19 @@ async def test_backends_can_be_changed(homing: Homing) -> None:
             world, "backends", "add", url, "--id", "b7", "--engine", "vllm", "--json"
         )
         assert (status, json.loads(out)["id"]) == (0, "b7")
+
+
+async def test_an_order_that_is_not_shared_is_told_so(homing: Homing) -> None:
+    """C01: with Redis away the commands succeed, and standard error says that other gateways do not know."""
+    sessions = {"store": "redis", "redis": {"url": "redis://127.0.0.1:1/0"}}
+    async with GatewayWorld(num_backends=2, sessions=sessions) as world:
+        for order in (("drain", "b0"), ("undrain", "b0"), ("backends", "remove", "b0")):
+            status, _, err = await homing(world, *order)
+            assert status == 0
+            assert NOT_SHARED in err
+        status, out, err = await homing(world, "backends")
+        assert (status, err) == (0, "")
+        assert "b0" not in out
 
 
 async def test_sessions_are_listed_found_moved_and_ended(homing: Homing) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -69,6 +70,35 @@ async def test_busy_clients_lose_nothing(tmp_path: Path) -> None:
     assert [client.faults for client in clients] == [[]] * 4
     assert any(client.was_told_to_close for client in clients)
     assert gateway.events("drain_deadline") == []
+
+
+async def test_balancers_are_told_before_the_port_closes(tmp_path: Path) -> None:
+    """Readiness turns first, requests are served for the notice, and then the port closes."""
+    gate = asyncio.Event()
+    async with ProbedBackend() as backend:
+        options: dict[str, Any] = {"leaving_notice_s": 1.0, "drain_timeout_s": 60.0}
+        backends = [{"id": "b0", "url": backend.base_url}]
+        async with GatewayProcess(tmp_path, backends=backends, **options) as gateway:
+            backend.default = fake.stream(EVENT, b"data: [DONE]\n\n", gates={1: gate})
+            stream = asyncio.ensure_future(gateway.chat(stream=True))
+            await gateway.wait_for(lambda: any(b"stream" in one.body for one in backend.requests))
+            backend.default = fake.respond()
+            gateway.signal(signal.SIGTERM)
+            statuses: list[int] = []
+            is_served_unready = False
+            with pytest.raises(httpx.ConnectError):  # noqa: PT012 - what came before counts
+                while True:
+                    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=20) as client:
+                        is_ready = (await client.get("/readyz")).status_code == 200
+                        statuses.append((await client.post(CHAT, json=BODY)).status_code)
+                        assert (await client.get("/livez")).status_code == 200
+                    is_served_unready |= not is_ready
+                    await asyncio.sleep(0.02)
+            assert is_served_unready
+            assert set(statuses) == {200}
+            gate.set()
+            assert (await stream).text.endswith("data: [DONE]\n\n")
+            assert await gateway.wait_ended() == 0
 
 
 async def test_the_deadline_is_told_in_band_and_may_be_given(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ async def test_streams_and_long_bodies_fit_the_charts_limit(tmp_path: Path) -> N
         gateway = Child(
             name="gateway",
             command=[sys.executable, "-m", "gateway.main", "gateway", "--config", f"{tmp_path}/homing.yaml"],
-            ready_url=f"http://127.0.0.1:{port}/readyz",
+            ready_url=f"http://127.0.0.1:{port}/readyz?min_backends=1",
             log_path=tmp_path / "log",
             environment={"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "cuda")))},
         )

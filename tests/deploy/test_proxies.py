@@ -65,7 +65,7 @@ def _enter(manager: AbstractContextManager[str]) -> AbstractContextManager[str]:
 async def _until_served(client: httpx.AsyncClient) -> None:
     """HAProxy has looked at a gateway, and found it ready."""
     async with asyncio.timeout(20):
-        while (await client.get("/readyz")).status_code != 200:
+        while (await client.get("/readyz?min_backends=1")).status_code != 200:
             await asyncio.sleep(0.02)
 
 

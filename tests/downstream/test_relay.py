@@ -132,29 +132,6 @@ async def test_cut_sized_answer_is_short(backend: FakeBackend, server: RelayServ
     assert (response.body, response.is_complete) == (b"12345", False)
 
 
-async def test_observer_sees_the_body_and_may_fail(backend: FakeBackend, server: RelayServer) -> None:
-    """The observer gets each piece as forwarded; one that raises is let go and the answer goes on."""
-    seen: list[bytes] = []
-
-    def observe(data: bytes) -> None:
-        seen.append(data)
-        if len(seen) == 2:
-            raise ValueError("cannot read this")
-
-    server.observer = observe
-    gates = {1: asyncio.Event(), 2: asyncio.Event()}
-    backend.script(stream(b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n", gates=gates))
-    async with RawClient(server.port) as client:
-        await client.send(post("/a", b"{}"))
-        await client.read_head()
-        for number in (1, 2, 3):
-            assert await client.read_chunk() == b"data: %d\n\n" % number
-            if number in gates:
-                gates[number].set()
-        assert await client.read_chunk() == b""
-    assert seen == [b"data: 1\n\n", b"data: 2\n\n"]
-
-
 async def test_client_that_resets_cancels_the_backend(backend: FakeBackend, server: RelayServer) -> None:
     """RST during prefill reaches the engine within 100 ms."""
     backend.script(hang())

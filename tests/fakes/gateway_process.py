@@ -38,6 +38,7 @@ class GatewayProcess:
             "listen": {"port": 0},
             "admin": {"port": 0},
             "health": FAST_HEALTH,
+            "leaving_notice_s": 0.2,
             **sections,
         }
         self.write(**self.sections)
@@ -115,9 +116,13 @@ class GatewayProcess:
                     found.append(entry)
         return found
 
+    def log_lines(self) -> list[bytes]:
+        """All that it has written, over all its lives."""
+        return self._log_path.read_bytes().splitlines()
+
     def _is_ready(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self.base_url}/readyz", timeout=5).status_code == 200
+            return httpx.get(f"{self.base_url}/readyz?min_backends=1", timeout=5).status_code == 200
         return False
 
     @property

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
-from fakes.backend import FakeBackend, ReceivedRequest, Turn, respond
+from fakes.backend import Behaviour, FakeBackend, ReceivedRequest, Turn, respond
 
 from gateway.config.config import parse_config
 from gateway.process.gateway import Gateway
@@ -27,6 +27,8 @@ class ProbedBackend(FakeBackend):
     """A fake backend whose GETs (health, models, metrics) never touch the script or the record."""
 
     start_time_s: float = 1_000.0
+    health: Behaviour | None = None  # None: it is well
+    more_metrics: str = ""
 
     async def _serve_one(
         self, connection_id: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -40,12 +42,12 @@ class ProbedBackend(FakeBackend):
 
     async def _answer_probe(self, turn: Turn, request: ReceivedRequest) -> None:
         if request.target == "/metrics":
-            text = f"process_start_time_seconds {self.start_time_s}\n"
+            text = f"process_start_time_seconds {self.start_time_s}\n{self.more_metrics}"
             await respond(text.encode())(turn)
         elif request.target == "/v1/models":
             await respond(b'{"object":"list","data":[{"id":"%b"}]}' % self.model.encode())(turn)
         else:
-            await respond()(turn)
+            await (self.health or respond())(turn)
 
 
 class GatewayWorld:

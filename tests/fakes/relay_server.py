@@ -6,7 +6,7 @@ Lets the tests of `upstream` and `downstream` speak raw bytes on both ends witho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Self
 
 from gateway.downstream.open_connections import OpenConnection
@@ -40,7 +40,6 @@ class RelayServer:
         self.num_in_flight = 0
         self.num_cancelled = 0
         self.failure: Exception | None = None  # raised in each handler
-        self.observer: Callable[[bytes], None] | None = None
         self.idle = asyncio.Event()
         self.pool: UpstreamPool
         self.port = 0
@@ -107,7 +106,7 @@ class RelayServer:
         request_line = f"{request.method} {request.raw_path} HTTP/1.1\r\n"
         head = f"{request_line}host: fake\r\ncontent-length: {len(body)}\r\n\r\n"
         exchange = await self.pool.open(head.encode(), body, method=request.method)
-        relay = ClientRelay(request, self.observer)
+        relay = ClientRelay(request)
         try:
             headers = [header for header in exchange.headers if header[0] not in _FRAMING]
             is_event_stream = (b"content-type", b"text/event-stream") in headers

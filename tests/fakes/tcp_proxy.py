@@ -11,7 +11,7 @@ class TcpProxy:
     """Forwards to one address. The public attributes may be changed at any time and hold from then on."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
+        self.target = (host, port)  # of connections accepted from now on
         self._server: asyncio.Server | None = None
         self._pumps: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -42,7 +42,7 @@ class TcpProxy:
         self.num_accepted += 1
         self.num_open += 1
         try:
-            target_in, target_out = await asyncio.open_connection(*self._target)
+            target_in, target_out = await asyncio.open_connection(*self.target)
             back = asyncio.create_task(self._pump_back(target_in, client_out))
             try:
                 await self._pump_forth(client_in, target_out, client_out)

@@ -81,7 +81,7 @@ async def test_an_unforeseen_error_is_counted_with_the_status_that_the_client_go
         answer = await world.chat("alice")
         metrics = world.gateway.metrics
         assert answer.status_code == 500
-        assert metrics.requests["chat", "500"] == 1
+        assert metrics.requests["chat", "500", "not_sent"] == 1
         assert metrics.errors["internal", "internal_error"] == 1
         assert b'"status":500' in lines[0]
         world.assert_idle()

@@ -276,5 +276,5 @@ def check_memory(rss_mb: list[float]) -> None:
 
 async def _wait_ready(client: httpx.AsyncClient) -> None:
     async with asyncio.timeout(30):
-        while (await client.get("/readyz")).status_code != 200:
+        while (await client.get("/readyz?min_backends=1")).status_code != 200:
             await asyncio.sleep(0.1)

@@ -12,7 +12,7 @@ from gateway.fleet.registry import Fleet, StateChange
 from gateway.routing.health import HealthSettings, Outcome
 from gateway.values import Backend, BackendId, BackendState, FleetView
 
-A, B = BackendId("a"), BackendId("b")
+A, B, C = BackendId("a"), BackendId("b"), BackendId("c")
 
 
 class World:
@@ -37,9 +37,18 @@ class World:
     def bring_up(self, backend_id: BackendId) -> None:
         self.fleet.observe_probe(backend_id, Outcome.SUCCESS)
 
-    def fail(self, backend_id: BackendId) -> None:
+    def vanish(self, backend_id: BackendId) -> None:
+        """Nobody listens there any more."""
         for _ in range(3):
-            self.fleet.observe_outcome(backend_id, Outcome.FAILURE)
+            self.fleet.observe_probe(backend_id, Outcome.FAILURE, "upstream_refused")
+
+    def fail(self, backend_id: BackendId, cause: str = "upstream_reset") -> None:
+        for _ in range(3):
+            self.fleet.observe_outcome(backend_id, Outcome.FAILURE, cause)
+
+    def fail_probes(self, *backend_ids: BackendId) -> None:
+        for backend_id in backend_ids * 3:
+            self.fleet.observe_probe(backend_id, Outcome.FAILURE, "probe_timeout")
 
     def state(self, backend_id: BackendId) -> BackendState:
         return self.fleet.view.backends[backend_id].state
@@ -52,7 +61,7 @@ def test_a_backend_joins_turns_ready_and_goes_down() -> None:
     assert world.state(A) is BackendState.JOINING
     world.bring_up(A)
     assert world.state(A) is BackendState.READY
-    world.fail(A)
+    world.vanish(A)
     assert world.state(A) is BackendState.DOWN
     assert [(change.before, change.after) for change in world.changes] == [
         (BackendState.JOINING, BackendState.READY),
@@ -79,7 +88,7 @@ def test_a_drain_outlives_a_crash() -> None:
     world.bring_up(A)
     world.fleet.drain(A, 60.0)
     assert world.state(A) is BackendState.DRAINING
-    world.fail(A)
+    world.vanish(A)
     assert world.state(A) is BackendState.DOWN
     world.now_s += 10
     world.bring_up(A)
@@ -192,3 +201,138 @@ def test_many_changes_may_be_one_view() -> None:
     assert len(world.views) == num_views + 1
     assert set(world.fleet.view.backends) == {A, B}
     assert (world.changes[-1].after, world.changes[-1].reason) == (BackendState.DRAINING, "configured")
+
+
+# -- who stays in service though its health is bad
+
+
+def make_ready(*backend_ids: BackendId, **fields: Any) -> World:
+    world = World()
+    for backend_id in backend_ids:
+        world.add(backend_id, **fields)
+        world.bring_up(backend_id)
+    world.now_s += 60.0  # no answer is recent
+    return world
+
+
+def test_the_last_backend_stays_until_nobody_listens() -> None:
+    """G03, G06: neither probes nor answers take it out; refused connections do, of requests as of probes."""
+    world = make_ready(A)
+    world.fail_probes(A)
+    world.fail(A, "status_500")
+    assert world.state(A) is BackendState.READY
+    assert world.fleet.spared == {A}
+    world.fail(A, "upstream_connect_failed")
+    assert world.state(A) is BackendState.READY
+    world.fail(A, "upstream_refused")
+    assert world.state(A) is BackendState.DOWN
+    assert not world.fleet.spared
+
+
+def test_probes_that_would_empty_a_pool_are_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+    """One of three may go; with the second, probes are wrong rather than backends dead, and both serve."""
+    caplog.set_level("INFO", "homing")
+    world = make_ready(A, B, C)
+    world.fail_probes(A)
+    assert world.state(A) is BackendState.DOWN
+    world.fail_probes(B)
+    assert {world.state(one) for one in (A, B, C)} == {BackendState.READY}
+    world.fail_probes(C)
+    assert {world.state(one) for one in (A, B, C)} == {BackendState.READY}
+    for one in (A, B, C):
+        world.fleet.observe_outcome(one, Outcome.SUCCESS)
+    assert not world.fleet.spared
+    told = [record.message for record in caplog.records if record.message.startswith("health_")]
+    assert told == ["health_not_believed", "health_believed_again"]
+
+
+def test_a_backend_of_another_model_is_no_help() -> None:
+    """The pool is the model's, and changes with the lists of models."""
+    world = make_ready(A, B)
+    world.fleet.observe_models(A, frozenset({"x"}))
+    world.fleet.observe_models(B, frozenset({"y"}))
+    world.fail(A)
+    assert world.state(A) is BackendState.READY
+    world.fleet.observe_models(B, frozenset({"x", "y"}))
+    assert world.state(A) is BackendState.DOWN
+
+
+def test_who_waits_for_its_turn_serves_again_when_the_others_go() -> None:
+    """A backend that fails often is better than none."""
+    world = make_ready(A, B)
+    world.fail(A)
+    assert world.state(A) is BackendState.DOWN
+    world.vanish(B)
+    assert (world.state(A), world.state(B)) == (BackendState.READY, BackendState.DOWN)
+
+
+def test_a_share_of_failures_is_judged_at_the_probes() -> None:
+    """C04: one of three fails a quarter of its requests. It goes out, and comes back by a trial."""
+    world = make_ready(A, B, C)
+    for one in (A, B, C):
+        world.fleet.observe_probe(one, Outcome.SUCCESS)
+    for number in range(40):
+        for one in (A, B, C):
+            fails = one == A and number % 4 == 0
+            world.fleet.observe_outcome(one, Outcome.FAILURE if fails else Outcome.SUCCESS, "status_500")
+    assert world.state(A) is BackendState.READY
+    for one in (A, B, C):
+        world.fleet.observe_probe(one, Outcome.SUCCESS)
+    assert [world.state(one) for one in (A, B, C)] == [
+        BackendState.DOWN,
+        BackendState.READY,
+        BackendState.READY,
+    ]
+    assert world.changes[-1].reason == "failure_share"
+    world.now_s += 1.0
+    world.bring_up(A)
+    assert world.state(A) is BackendState.DEGRADED
+    for _ in range(3):
+        world.fleet.observe_outcome(A, Outcome.SUCCESS)
+    assert world.state(A) is BackendState.READY
+
+
+def test_a_cordoned_backend_on_trial_stays_cordoned() -> None:
+    """The operator's order is older than the trial."""
+    world = make_ready(A, B)
+    world.fleet.cordon(A)
+    world.fail(A)
+    assert world.state(A) is BackendState.DOWN
+    world.now_s += 1.0
+    world.bring_up(A)
+    assert world.state(A) is BackendState.CORDONED
+
+
+def test_our_own_limit_of_connections_is_no_evidence() -> None:
+    """The gateway would take out a backend for being popular."""
+    world = make_ready(A, B)
+    world.fail(A, "upstream_pool_full")
+    assert world.state(A) is BackendState.READY
+
+
+def test_a_queue_is_believed_while_the_metrics_are_fresh() -> None:
+    """Waiting requests; running ones where the engine does not tell the waiting; nothing of long ago."""
+    world = make_ready(A)
+    assert not world.fleet.has_queue(A)
+    for report, has_queue in (
+        (EngineReport(num_running=8.0, num_waiting=0.0), False),
+        (EngineReport(num_running=8.0, num_waiting=2.0), True),
+        (EngineReport(num_running=8.0), True),
+    ):
+        world.fleet.observe_report(A, report)
+        assert world.fleet.has_queue(A) is has_queue
+    world.now_s += 10.0
+    assert not world.fleet.has_queue(A)
+    assert not world.fleet.has_queue(B)
+
+
+def test_a_fleet_settles_with_the_first_ready_backend_or_in_time() -> None:
+    """For as long as probes may take, nobody knows if there is one."""
+    world = World()
+    world.add(A)
+    assert not world.fleet.has_settled
+    world.bring_up(A)
+    assert world.fleet.has_settled
+    other = World()
+    other.now_s += 6.0
+    assert other.fleet.has_settled

@@ -117,6 +117,7 @@ def test_a_hostile_value_cannot_forge_a_line() -> None:
             request_id='x"\n{"event":"forged"}',
             api="chat",
             status=200,
+            outcome="complete",
             duration_ms=1.0,
             attempts=1,
             key_source="none",

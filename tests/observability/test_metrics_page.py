@@ -93,7 +93,12 @@ async def test_a_backends_odd_status_is_one_label() -> None:
             world.backends[0].script(respond(b"{}", status=status))
             await world.chat()
         requests = world.gateway.metrics.requests
-        assert set(requests) == {("chat", "200"), ("chat", "299"), ("chat", "418"), ("chat", "599")}
+        assert set(requests) == {
+            ("chat", "200", "complete"),
+            ("chat", "299", "complete"),
+            ("chat", "418", "complete"),
+            ("chat", "599", "failed_before_content"),
+        }
 
 
 async def test_what_the_gateway_answers_itself_is_counted() -> None:
@@ -109,11 +114,11 @@ async def test_what_the_gateway_answers_itself_is_counted() -> None:
         assert (await world.chat("s", headers=key)).status_code == 200
         metrics = world.gateway.metrics
         assert dict(metrics.requests) == {
-            ("models", "200"): 1.0,
-            ("models", "401"): 1.0,
-            ("other", "404"): 1.0,
-            ("other", "405"): 1.0,
-            ("chat", "200"): 1.0,
+            ("models", "200", "complete"): 1.0,
+            ("models", "401", "not_sent"): 1.0,
+            ("other", "404", "not_sent"): 1.0,
+            ("other", "405", "not_sent"): 1.0,
+            ("chat", "200", "complete"): 1.0,
         }
         assert sum(metrics.errors.values()) == 3
 

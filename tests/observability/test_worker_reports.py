@@ -47,7 +47,7 @@ class Member:
         return (gauge,)
 
     def serve(self) -> None:
-        self.metrics.requests["chat", "200"] += 1
+        self.metrics.requests["chat", "200", "complete"] += 1
         self.metrics.duration.observe(0.2, "chat")
 
     def shown(self) -> dict[str, float]:
@@ -70,10 +70,10 @@ def test_each_page_shows_the_whole_machine(tmp_path: Path) -> None:
         member.shown()  # reports
     for member in members:
         shown = member.shown()
-        assert shown["homing_requests_total.chat.200"] == 6
+        assert shown["homing_requests_total.chat.200.complete"] == 6
         assert shown["homing_request_duration_seconds_count.chat"] == 6
         assert shown["homing_requests_in_flight"] == 3
-        assert member.metrics.value(member.metrics.requests, ("chat", "200")) == 6
+        assert member.metrics.value(member.metrics.requests, ("chat", "200", "complete")) == 6
         assert member.metrics.totals(member.metrics.requests) == {"chat": 6}
         assert member.metrics.elsewhere("homing_requests_in_flight") == 3 - member.num_in_flight
 
@@ -88,7 +88,7 @@ def test_states_of_a_silent_process_do_not_count(tmp_path: Path) -> None:
     assert alive.shown()["homing_requests_in_flight"] == 7
     clock.now_s += SILENT_AFTER_S + 1
     assert alive.shown()["homing_requests_in_flight"] == 0
-    assert alive.shown()["homing_requests_total.chat.200"] == 1
+    assert alive.shown()["homing_requests_total.chat.200.complete"] == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -105,7 +105,7 @@ def test_counters_never_go_backwards(tmp_path: Path, seed: int) -> None:
             case "restart":  # killed: what it has not reported is lost, what it has is not
                 members[number] = Member(tmp_path, number, clock)
             case "show":
-                total = members[number].shown().get("homing_requests_total.chat.200", 0.0)
+                total = members[number].shown().get("homing_requests_total.chat.200.complete", 0.0)
                 assert total >= last
                 last = total
         clock.now_s += 0.1
@@ -116,7 +116,7 @@ def test_a_torn_report_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "1.report").write_bytes(b"\xc1 torn")
     member = Member(tmp_path, 0, Clock())
     member.serve()
-    assert member.shown()["homing_requests_total.chat.200"] == 1
+    assert member.shown()["homing_requests_total.chat.200.complete"] == 1
 
 
 def test_the_folder_is_private_and_goes_with_the_block() -> None:

@@ -17,7 +17,7 @@ from fakes.raw_client import RawClient
 from gateway.fleet.registry import Fleet
 from gateway.request.proxy import Proxy
 from gateway.sessions.memory import MemoryStore
-from gateway.values import BackendId, Binding, SessionKey
+from gateway.values import BackendId, Binding, SessionKey, StoreBudget
 
 CHAT = "/v1/chat/completions"
 
@@ -121,11 +121,11 @@ class SlowClaims(MemoryStore):
         backend_id: BackendId,
         epoch: int,
         context_tokens: int = 0,
-        deadline_s: float | None = None,
+        budget: StoreBudget | None = None,
     ) -> Binding | None:
         if len(self._fleet.view.backends) > 1:
             self._fleet.remove(backend_id)
-        return await super().claim(key, backend_id, epoch, context_tokens, deadline_s)
+        return await super().claim(key, backend_id, epoch, context_tokens, budget)
 
 
 async def test_a_backend_that_leaves_before_it_is_asked_costs_nothing() -> None:
@@ -191,13 +191,14 @@ async def test_streams_that_break_take_a_backend_out() -> None:
     """A good status is no success yet: an engine that dies in every stream goes, though /health answers."""
     event = b'data: {"choices":[{"index":0,"delta":{"content":"Hel"}}]}\n\n'
     health = {**FAST_HEALTH, "unhealthy_after": 3, "min_down_s": 30.0}
-    async with GatewayWorld(num_backends=1, health=health) as world:
-        world.backends[0].default = fake.stream(event, then="close")
+    async with GatewayWorld(num_backends=2, health=health) as world:
+        home = await home_of(world, "alice")
+        world.backends[home].default = fake.stream(event, then="close")
         for _ in range(3):
-            assert world.state(0) == "ready"
+            assert world.state(home) == "ready"
             with pytest.raises(httpx.RemoteProtocolError):
-                await world.chat(stream=True)
-        assert world.state(0) == "down"
+                await world.chat("alice", stream=True)
+        assert world.state(home) == "down"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -306,7 +307,9 @@ async def test_models_are_the_union_of_the_reachable() -> None:
         await world.backends[0].stop()
         await world.wait_for(lambda: world.state(0) == "down")
         assert (await world.client.get("/v1/models")).status_code == 503
-        assert (await world.client.get("/readyz")).status_code == 503
+        ready = await world.client.get("/readyz")  # about the gateway: it answers, if only with errors
+        assert (ready.status_code, ready.json()["backends_ready"]) == (200, 0)
+        assert (await world.client.get("/readyz?min_backends=1")).status_code == 503
         assert (await world.client.get("/livez")).status_code == 200
 
 

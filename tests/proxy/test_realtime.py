@@ -193,3 +193,24 @@ async def test_a_page_of_another_origin_opens_nothing() -> None:
                 assert await socket.receive_str() == "greeting"
         assert len(realtime.served_by()) == 2
         await realtime.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/responses", 426), ("/v1/chat/completions", 426), ("/v1/models", 426), ("/made/up", 404)],
+)
+async def test_a_websocket_where_none_is_taken(path: str, status: int) -> None:
+    """426, at which clients such as Codex go on with plain requests; without the handshake as ever."""
+    handshake = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    async with GatewayWorld(1) as world:
+        answer = await world.client.get(path, headers=handshake)
+        assert answer.status_code == status
+        if status == 426:
+            assert answer.headers["upgrade"] == "HTTP/1.1"
+            assert answer.json()["error"]["code"] == "upgrade_required"
+        assert (await world.client.get("/v1/responses")).status_code == 405

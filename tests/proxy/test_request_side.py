@@ -119,8 +119,8 @@ async def test_heads_that_cannot_be_served(world: GatewayWorld) -> None:
             assert await client.read_to_end() == b"", name
     assert not world.served()
     metrics = (await world.client.get("/metrics")).text
-    assert 'homing_requests_total{api="other",status="431"} 2' in metrics
-    assert 'homing_requests_total{api="other",status="400"} 5' in metrics
+    assert 'homing_requests_total{api="other",status="431",outcome="not_sent"} 2' in metrics
+    assert 'homing_requests_total{api="other",status="400",outcome="not_sent"} 5' in metrics
 
 
 # -- headers both ways

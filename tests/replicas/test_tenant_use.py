@@ -19,7 +19,6 @@ from gateway.redis_link.settings import RedisSettings
 from gateway.replicas.tenant_use import LEASE_S, RedisTenantUse
 
 pytestmark = pytest.mark.redis
-FAR_S = 1e9
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ async def started(
 
 
 async def draw(use: RedisTenantUse, limits: TenantLimits, tokens: int = 0, in_flight: int = 1) -> Allowance:
-    allowance = await use.draw("a", limits, tokens, in_flight, FAR_S)
+    allowance = await use.draw("a", limits, tokens, in_flight, None)
     assert allowance is not None
     return allowance
 
@@ -177,12 +176,12 @@ async def test_a_key_of_another_type_or_no_redis_means_no_answer(
         key = await use_key(redis)
         await redis.delete(key)
         await redis.set(key, "text")
-        assert await use.draw("a", limits, 0, 1, FAR_S) is None
+        assert await use.draw("a", limits, 0, 1, None) is None
     nowhere = RedisLink(
         RedisSettings(url="redis://127.0.0.1:1/0", budget_ms=2000), clock=lambda: 0.0, environ={}
     )
     async with started(nowhere, {}) as use:
-        assert await use.draw("a", limits, 0, 1, FAR_S) is None
+        assert await use.draw("a", limits, 0, 1, None) is None
         use.settle("a", limits, 5)
     await nowhere.close()
 
@@ -191,7 +190,7 @@ async def test_uses_hold_no_names_and_go_by_themselves(link: RedisLink, redis: R
     """A tenant's name may be a client's choice: only its hash is stored, with an end."""
     limits = TenantLimits(requests_per_minute=60, tokens_per_minute=60)
     async with started(link, {}) as use:
-        await use.draw("a:{b} *\r\n", limits, 30, 1, FAR_S)
+        await use.draw("a:{b} *\r\n", limits, 30, 1, None)
     key = await use_key(redis)
     assert key.startswith(KeyLayout("homing", 1).tenant(0, ""))
     assert set(key.rpartition(":")[2]) <= set("0123456789abcdef")

@@ -38,7 +38,7 @@ async def test_a_client_may_leave_between_the_end_of_a_wait_and_the_news_of_it()
         world.gateway.in_flight.add(turn, proxy)
         proxy.leave(turn)
         assert proxy.num_in_flight == 0
-        assert world.gateway.metrics.requests["chat", "499"] == 1
+        assert world.gateway.metrics.requests["chat", "499", "aborted_by_client"] == 1
 
 
 async def test_a_turn_ends_once() -> None:

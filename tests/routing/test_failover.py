@@ -17,7 +17,7 @@ from gateway.routing.failover import FailoverSettings, RetryBudget, may_try_anot
         (errors.UpstreamReset("reset"), True),
         (errors.UpstreamTimeout("slow"), True),
         (errors.UpstreamUnavailable("503"), True),
-        (errors.UpstreamTruncated("cut"), False),
+        (errors.UpstreamTruncated("cut"), True),
         (errors.BadRequest("no"), False),
         (errors.NoBackend("none"), False),
     ],

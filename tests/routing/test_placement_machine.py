@@ -19,6 +19,7 @@ from gateway.errors import GatewayError, NoBackend
 from gateway.replay.rivals.registry import ALL_POLICIES
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
+from gateway.routing.selection import MOST_ON_TRIAL
 from gateway.routing.settings import POLICY_NAMES, RoutingSettings
 from gateway.values import Affinity, Backend, BackendId, BackendState, Binding, Usage
 
@@ -88,7 +89,9 @@ class PlacementMachine(RuleBasedStateMachine):
             assert (binding.backend_id, binding.epoch) == (chosen.backend_id, chosen.epoch)
             assert chosen.state.keeps_sessions
         elif any(row.state is BackendState.READY for row in self.rows.values()):
-            assert chosen.state is BackendState.READY
+            on_trial = chosen.state is BackendState.DEGRADED
+            assert on_trial or chosen.state is BackendState.READY
+            assert not on_trial or self.router.in_flight(chosen.backend_id) < MOST_ON_TRIAL
         if session:
             self.bindings[label] = bind(decision, epoch=chosen.epoch)
         self.turns[label] = turn

@@ -88,22 +88,47 @@ def test_empty_fleet_and_unknown_model_have_their_own_errors() -> None:
 
 
 def test_lower_tiers_serve_only_when_nothing_better_is_left() -> None:
-    """READY comes before DEGRADED, DEGRADED before draining or weight 0; DOWN is never used."""
+    """READY comes before draining or weight 0; DOWN is never used."""
     rows = {
         "ready": backend("ready"),
-        "degraded": backend("degraded", state=BackendState.DEGRADED),
         "zero": backend("zero", weight=0.0),
         "down": backend("down", state=BackendState.DOWN),
     }
     router = Router(RoutingSettings())
     lost = Binding(backend_id=BackendId("gone"), epoch=0)
-    for expected in ("ready", "degraded", "zero"):
+    for expected in ("ready", "zero"):
         router.observe_view(fleet(*rows.values()), 0.0)
         assert {router.decide(request(f"s{i}"), lost, 0.0).backend_id for i in range(30)} == {expected}
         rows[expected] = backend(expected, state=BackendState.DOWN)
     router.observe_view(fleet(*rows.values()), 0.0)
     with pytest.raises(NoBackend):
         router.decide(request("s"), lost, 0.0)
+
+
+def test_a_degraded_backend_gets_three_sessions_at_a_time() -> None:
+    """Sessions without a home try it, never a fail-over or a session at home; alone, it gets all."""
+    rows = [backend("ready"), backend("degraded", state=BackendState.DEGRADED)]
+    router = Router(RoutingSettings())
+    router.observe_view(fleet(*rows), 0.0)
+    at_home = Binding(backend_id=BackendId("ready"), epoch=rows[0].epoch)
+    assert router.decide(request("h"), at_home, 0.0).affinity is Affinity.HIT
+    retried = router.decide(request("r"), None, 0.0, excluded=frozenset({BackendId("other")}))
+    assert retried.backend_id == "ready"
+    spared = router.decide(request("a"), None, 0.0, avoided=frozenset({BackendId("degraded")}))
+    assert spared.backend_id == "ready"
+    held, chosen = [], []
+    for number in range(5):
+        decision = router.decide(request(f"s{number}"), None, 0.0)
+        chosen.append(decision.backend_id)
+        held.append(router.reserve(request(f"s{number}"), decision, 0.0))
+    assert chosen == ["degraded"] * 3 + ["ready"] * 2
+    router.release(held[0], 1.0, None, completed=True)
+    assert router.decide(request("again"), None, 1.0).backend_id == "degraded"
+    lost_home = Binding(backend_id=BackendId("degraded"), epoch=rows[1].epoch)
+    moved = router.decide(request("b"), lost_home, 1.0)
+    assert (moved.backend_id, moved.affinity) == ("degraded", Affinity.MOVED)
+    router.observe_view(fleet(rows[1]), 2.0)
+    assert router.decide(request("c"), None, 2.0).backend_id == "degraded"
 
 
 def test_new_sessions_never_go_where_operators_closed() -> None:

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 
 from gateway.redis_link.settings import RedisSettings
 from gateway.sessions.redis_store import RedisStore
 from gateway.sessions.store import SessionStore
+from gateway.values import BackendId, SessionKey
 
 TTL_S = 100.0
 
@@ -75,3 +77,22 @@ async def move_server_time(client: Redis, seconds: float) -> None:
         for member in await client.zrange(key, 0, -1):
             assert isinstance(member, bytes)
             await client.zincrby(key, -round(seconds * 1000), member)
+
+
+def key(number: int) -> SessionKey:
+    """A session's key of its own."""
+    return SessionKey(f"{number:032x}")
+
+
+def proxied(port: int, **options: float) -> RedisSettings:
+    """Settings for a Redis at this port, with beats and probes ten times as fast as by default."""
+    return msgspec.convert(
+        {"url": f"redis://127.0.0.1:{port}/0", "heartbeat_interval_ms": 100, **options}, RedisSettings
+    )
+
+
+async def timed_claim(store: RedisStore, number: int) -> float:
+    """Claim a session of its own; how long that took."""
+    started_s = time.perf_counter()
+    await store.claim(key(number), BackendId("a"), 1)
+    return time.perf_counter() - started_s

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from pathlib import Path
 
-import msgspec
 import pytest
 from fakes.redis_server import RedisProcess, redis_server
 from fakes.tcp_proxy import tcp_proxy
 from redis.asyncio import Redis
-from sessions.harness import started_redis_store, until, until_live
+from sessions.harness import key, proxied, started_redis_store, timed_claim, until, until_live
 
 from gateway.redis_link.breaker import BreakerState
 from gateway.redis_link.settings import RedisSettings
@@ -27,24 +25,6 @@ pytestmark = pytest.mark.redis
 A, B = BackendId("a"), BackendId("b")
 KEY = SessionKey("00112233445566778899aabbccddeeff")
 WELL_BELOW_SOCKET_TIMEOUT_S = 0.7
-
-
-def key(number: int) -> SessionKey:
-    return SessionKey(f"{number:032x}")
-
-
-def proxied(port: int, **options: float) -> RedisSettings:
-    """Settings for a Redis at this port, with beats and probes ten times as fast as by default."""
-    return msgspec.convert(
-        {"url": f"redis://127.0.0.1:{port}/0", "heartbeat_interval_ms": 100, **options}, RedisSettings
-    )
-
-
-async def timed_claim(store: RedisStore, number: int) -> float:
-    """Claim a session of its own; how long that took."""
-    started_s = time.perf_counter()
-    await store.claim(key(number), A, 1)
-    return time.perf_counter() - started_s
 
 
 async def assert_outage_is_cheap(store: RedisStore, outage: list[float]) -> None:
@@ -213,42 +193,6 @@ async def test_away_from_the_start() -> None:
         assert await store.count_by_backend() == {}
 
 
-async def test_one_budget_for_all_calls_of_a_request(shared_redis: RedisProcess) -> None:
-    """Three calls that share a deadline wait one budget together, not one each."""
-    async with tcp_proxy("127.0.0.1", shared_redis.port) as proxy:
-        settings = proxied(proxy.port, budget_ms=300, breaker_failures=100, socket_timeout_ms=3000)
-        async with started_redis_store(settings) as store:
-            await until_live(store)
-            proxy.is_silent = True
-            started_s = time.perf_counter()
-            deadline_s = store.deadline()
-            assert await store.get(KEY, deadline_s) is None
-            assert await store.claim(KEY, A, 1, 0, deadline_s) is None
-            assert await store.rebind(KEY, 1, B, 1, 0, deadline_s) is None
-            assert 0.25 < time.perf_counter() - started_s < 0.75
-            assert store.stats().errors["budget_spent"] == 2
-
-
-async def test_more_requests_than_places(shared_redis: RedisProcess) -> None:
-    """A thousand claims at once through ten places on a slow way: each waits one budget at most, those that
-    get no answer go on without, and the store is whole again afterwards."""
-    async with (
-        tcp_proxy("127.0.0.1", shared_redis.port) as proxy,
-        started_redis_store(
-            proxied(proxy.port, pool_size=10, budget_ms=100, socket_timeout_ms=20_000)
-        ) as store,
-    ):
-        await until_live(store)
-        proxy.delay_s = 0.02
-        waits = await asyncio.gather(*(timed_claim(store, number) for number in range(1000)))
-        assert max(waits) < 5  # a second or so is our own work on a busy machine
-        assert store.stats().errors["busy"] > 0
-        assert proxy.num_open <= 2 * 10 + 1
-        proxy.delay_s = 0.0
-        await until(lambda: store.stats().breaker is BreakerState.CLOSED, "the store is used again")
-        assert await store.claim(key(5000), A, 1) is not None
-
-
 async def test_cancelled_callers_leave_no_foreign_answers(shared_redis: RedisProcess) -> None:
     """Five hundred callers leave at random moments of a slow claim; afterwards each session is found at its
     own backend and never another's."""
@@ -280,20 +224,6 @@ async def test_cancelled_callers_leave_no_foreign_answers(shared_redis: RedisPro
         await until(lambda: store.link.num_under_way == 0, "nothing is left under way")
         assert store.stats().errors == {}
         assert proxy.num_open <= 16 + 1
-
-
-async def test_stall_of_our_own_loop_is_not_blamed_on_redis(shared_redis: RedisProcess) -> None:
-    """Something holds the event loop for longer than the budget while answers lie in the socket: they are
-    still taken, and the breaker stays closed."""
-    async with started_redis_store(RedisSettings(url=shared_redis.url)) as store:
-        await until_live(store)
-        await store.claim(KEY, A, 1)
-        claims = [asyncio.create_task(store.claim(key(number), A, 1)) for number in range(5)]
-        for _ in range(6):
-            await asyncio.sleep(0)  # until the commands are on their way
-        time.sleep(0.15)
-        assert all(await asyncio.gather(*claims))
-        assert store.stats().breaker is BreakerState.CLOSED
 
 
 async def test_claim_that_comes_late_is_remembered(shared_redis: RedisProcess) -> None:

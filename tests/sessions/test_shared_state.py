@@ -22,7 +22,6 @@ async def test_memory_by_default() -> None:
     assert isinstance(shared.presence, MemoryPresence)
     assert shared.tenant_use is None
     assert shared.redis_keys is None
-    assert not shared.is_shared
 
 
 async def test_redis_when_configured() -> None:
@@ -35,7 +34,6 @@ async def test_redis_when_configured() -> None:
     assert isinstance(shared.presence, RedisPresence)
     assert shared.tenant_use is not None
     assert shared.redis_keys is None
-    assert shared.is_shared
     await shared.sessions.close()
 
 

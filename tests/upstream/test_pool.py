@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import math
 import socket
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from fakes.backend import STREAM_HEAD, FakeBackend, chunk, hang, raw, reset, respond, stream
@@ -13,11 +16,13 @@ from fakes.backend import STREAM_HEAD, FakeBackend, chunk, hang, raw, reset, res
 from gateway.errors import (
     UpstreamConnectFailed,
     UpstreamError,
+    UpstreamPoolFull,
+    UpstreamRefused,
     UpstreamReset,
     UpstreamTimeout,
     UpstreamTruncated,
 )
-from gateway.upstream.pool import UpstreamPool
+from gateway.upstream.pool import UpstreamPool, is_refusal
 from gateway.upstream.settings import UpstreamSettings
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nhost: fake\r\ncontent-length: 2\r\n\r\n"
@@ -154,14 +159,70 @@ async def test_reset_after_first_byte_is_not_resent(backend: FakeBackend, pool: 
 
 
 async def test_refused_connect(backend: FakeBackend) -> None:
-    """Nobody listening is UpstreamConnectFailed."""
+    """Nobody listening is UpstreamRefused."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         pool = UpstreamPool(f"http://127.0.0.1:{unused.getsockname()[1]}", UpstreamSettings())
-        with pytest.raises(UpstreamConnectFailed, match="refused"):
+        with pytest.raises(UpstreamRefused, match="refused"):
             await pool.open(HEAD, BODY)
     assert pool.stats().num_connect_failed_total == 1
     await pool.close()
+
+
+async def test_refused_at_each_address_of_a_name() -> None:
+    """`localhost` may be two addresses: asyncio then hides what happened in a text."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        pool = UpstreamPool(f"http://localhost:{unused.getsockname()[1]}", UpstreamSettings())
+        with pytest.raises(UpstreamRefused):
+            await pool.open(HEAD, BODY)
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed"), True),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), True),
+        (OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] the same"), True),
+        (OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 113] No route"), False),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), False),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), False),
+        (OSError("something else"), False),
+    ],
+)
+def test_what_counts_as_refused(error: OSError, expected: bool) -> None:
+    """Only that nobody listens: a host that cannot be reached may be there."""
+    assert is_refusal(error) is expected
+
+
+async def test_a_socket_file_that_is_not_there(tmp_path: Path) -> None:
+    """An engine behind a Unix socket that does not run."""
+    pool = UpstreamPool(f"unix:{tmp_path}/engine.sock", UpstreamSettings())
+    with pytest.raises(UpstreamRefused):
+        await pool.open(HEAD, BODY)
+    await pool.close()
+
+
+async def test_silence_is_told_from_answers_under_way(backend: FakeBackend, pool: UpstreamPool) -> None:
+    """The last read of a body counts; a request without an answer does not, nor an idle connection."""
+    assert pool.silent_for_s() == math.inf
+    await call(pool)
+    assert pool.silent_for_s() == math.inf
+    gate = asyncio.Event()
+    backend.script(stream(b"1", b"2", gates={1: gate}))
+    exchange = await pool.open(HEAD, BODY)
+    await asyncio.sleep(0.05)
+    assert 0.04 < pool.silent_for_s() < 1.0
+    gate.set()
+    await exchange.read(100)
+    assert pool.silent_for_s() == math.inf
+    backend.script(hang())
+    waiting = asyncio.create_task(pool.open(HEAD, BODY))
+    await backend.wait_until(lambda b: len(b.requests) == 3)
+    assert pool.silent_for_s() == math.inf
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def test_black_hole_ends_with_the_connect_timeout() -> None:
@@ -234,7 +295,7 @@ async def test_pool_is_bounded(backend: FakeBackend) -> None:
     backend.script(hang())
     waiting = asyncio.create_task(pool.open(HEAD, BODY))
     await backend.wait_until(lambda b: len(b.requests) == 1)
-    with pytest.raises(UpstreamConnectFailed, match="in use"):
+    with pytest.raises(UpstreamPoolFull, match="in use"):
         await pool.open(HEAD, BODY)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)

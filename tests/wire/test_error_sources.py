@@ -20,6 +20,7 @@ MEANT = {
     "NotFound": (404, "downstream", False),
     "ModelNotFound": (404, "downstream", False),
     "MethodNotAllowed": (405, "downstream", False),
+    "UpgradeRequired": (426, "downstream", False),
     "RequestTimeout": (408, "downstream", False),
     "Conflict": (409, "downstream", False),
     "PreconditionFailed": (412, "downstream", False),
@@ -32,11 +33,14 @@ MEANT = {
     "Overloaded": (503, "internal", False),  # a limit of the gateway's own; the fleet may be well
     "UpstreamError": (502, "upstream", True),
     "UpstreamConnectFailed": (502, "upstream", True),
+    "UpstreamRefused": (502, "upstream", True),
+    "UpstreamPoolFull": (502, "upstream", True),
     "UpstreamReset": (502, "upstream", True),
     "UpstreamUnavailable": (503, "upstream", True),
     "UpstreamProtocolError": (502, "upstream", True),
     "UpstreamTimeout": (504, "upstream", True),
-    "UpstreamTruncated": (502, "upstream", False),
+    "UpstreamFailed": (502, "upstream", True),
+    "UpstreamTruncated": (502, "upstream", True),  # while the client has nothing of the answer
 }
 
 

@@ -146,8 +146,9 @@ async function costOf(id) {
 
 async function order(backend, verb, words) {
   try {
-    await post(`backends/${encodeURIComponent(backend.id)}/${verb}`);
-    toast(words);
+    const answer = await post(`backends/${encodeURIComponent(backend.id)}/${verb}`);
+    const isShared = answer.orders.every((one) => one.is_shared);
+    toast(isShared ? words : `${words} at this gateway; the others are told as soon as Redis answers`);
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     toast(error.message, { isBad: true });

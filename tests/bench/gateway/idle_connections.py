@@ -63,7 +63,7 @@ def _ask(port: int, session: int) -> http.client.HTTPConnection:
     headers = {
         "content-type": "application/json",
         "x-session-id": f"session-{session}",
-        "authorization": "Bearer sk-bench",
+        "authorization": "Bearer sk-bench-0123456789",
     }
     connection.request("POST", "/v1/chat/completions", body, headers)
     answer = connection.getresponse()

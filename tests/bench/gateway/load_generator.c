@@ -225,7 +225,7 @@ static void load(const char *path) {
         int first_end, second_end;
         int head = sprintf(request,
                            "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nuser-agent: bench\r\n"
-                           "accept: */*\r\nauthorization: Bearer sk-bench\r\ncontent-type: application/json\r\n"
+                           "accept: */*\r\nauthorization: Bearer sk-bench-0123456789\r\ncontent-type: application/json\r\n"
                            "x-session-id: %s%n\r\nx-smg-routing-key: %s%n\r\ncontent-length: %zd\r\n\r\n",
                            port, session, &first_end, session, &second_end, body_len);
         memcpy(request + head, body, body_len);

@@ -90,7 +90,11 @@ def rss_kb(pid: int) -> int:
 def wait_ready(port: int, timeout_s: float) -> bool:
     """Until one chat request is answered with 200."""
     body = json.dumps({"model": "mock-model", "messages": [{"role": "user", "content": "hi"}]}).encode()
-    headers = {"content-type": "application/json", "x-session-id": "s", "authorization": "Bearer sk-bench"}
+    headers = {
+        "content-type": "application/json",
+        "x-session-id": "s",
+        "authorization": "Bearer sk-bench-0123456789",
+    }
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", body, headers)
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

@@ -15,6 +15,7 @@ Only names of variables go in here; secrets are in the environment.
   "listen" (dict "host" "0.0.0.0" "port" 8000)
   "admin" (dict "host" "0.0.0.0" "port" 8001)
   "drain_timeout_s" .Values.gateway.drainTimeoutSeconds
+  "leaving_notice_s" 0
   "reload" (dict "watch" true)
   "sessions" (include "homing.sessions" . | fromYaml)
 -}}
