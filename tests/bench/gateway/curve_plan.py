@@ -136,7 +136,10 @@ def options() -> list[Cell]:
     """Homing with one option changed at a time; `homing` is the one without any."""
     most = 1_000_000_000
     limits = {"max_in_flight": 10_000, "requests_per_minute": most, "tokens_per_minute": most}
-    keys = ["sk-bench-0123456789", *(f"sk-{number}" for number in range(99))]  # the load generator sends the first
+    keys = [
+        "sk-bench-0123456789",
+        *(f"sk-{number}" for number in range(99)),
+    ]  # the load generator sends the first
     tenants = [
         {
             "name": f"tenant-{number}",
