@@ -56,10 +56,11 @@ unit:
 
 bench: bench-gateway bench-curves bench-engine bench-routing ## Run all benchmarks (long)
 
-bench-gateway: dev ## Compare CPU per request with other gateways
+bench-gateway: dev ## Compare CPU per request with other gateways, then bench-curves
 	@$(BIN)/python tests/bench/gateway/run.py
+	@$(BIN)/python tests/bench/gateway/curves.py
 
-bench-curves: dev ## How the gateway's cost grows with fleet, bodies and options
+bench-curves: dev ## Measure how the cost grows with load and fleet, and what options add
 	@$(BIN)/python tests/bench/gateway/curves.py
 
 bench-engine: dev model ## Compare the worker with other engines

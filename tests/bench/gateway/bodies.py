@@ -14,6 +14,9 @@ from pathlib import Path
 NUM_SESSIONS = 64
 NUM_TURNS = 8
 SIZES_BYTES = {"1k": 1_024, "16k": 16_384, "128k": 131_072}
+NUM_MANY_SESSIONS = 1_024
+NUM_MESSAGES = (2, 200, 2_000)
+MESSAGES_BYTES = 65_536
 TEXT = """
 the of and to in is that for it as was with be by on not he his but at are this have from or had an they which
 one you were all her she there would their we him been has when who will no more if out so said what up its
@@ -36,6 +39,40 @@ def write_bodies(folder: Path) -> dict[str, Path]:
         path.write_text("\n".join(_growing(size_bytes)) + "\n")
         files[path.stem] = path
     return files
+
+
+def write_curve_bodies(folder: Path) -> dict[str, Path]:
+    """What the curves need beside `write_bodies`; return them by name.
+
+    `1k-many` holds more sessions than a fleet has backends. Each request of `1k-new` is a session of its own,
+    with one of 64 prompts.
+    """
+    lines = {
+        f"{num_messages}-messages": [_of_messages(session, num_messages) for session in range(NUM_SESSIONS)]
+        for num_messages in NUM_MESSAGES
+    }
+    lines["1m"] = [_body(session, 1_048_576, is_stream=False) for session in range(16)]
+    lines["1k-new"] = [
+        f"new-{session}\t{_body(session, 1_024, is_stream=False)}" for session in range(NUM_SESSIONS)
+    ]
+    for name, is_stream in (("1k-many", False), ("1k-many-stream", True)):
+        lines[name] = [_body(session, 1_024, is_stream=is_stream) for session in range(NUM_MANY_SESSIONS)]
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for name, bodies in lines.items():
+        files[name] = folder / f"{name}.jsonl"
+        files[name].write_text("\n".join(bodies) + "\n")
+    return files
+
+
+def _of_messages(session: int, num_messages: int) -> str:
+    """One conversation of `MESSAGES_BYTES`, in that many messages of about equal size."""
+    rng = random.Random(3_000 + session)
+    envelope_bytes = len('{"role":"user","content":""},')
+    num_bytes = MESSAGES_BYTES // num_messages - envelope_bytes
+    messages = [{"role": "user", "content": _text(rng, num_bytes)[:num_bytes]} for _ in range(num_messages)]
+    body = {"model": "mock-model", "stream": False, "max_tokens": 64, "messages": messages}
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
 
 def _growing(mean_bytes: int) -> list[str]:

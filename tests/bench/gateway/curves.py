@@ -1,199 +1,182 @@
-"""`make bench-curves`: how the gateway's cost grows, and what single options cost.
+"""`make bench-curves`: how Homing's cost grows, beside vllm-router and nginx, and what its options cost.
 
-    python tests/bench/gateway/curves.py [--repetitions 3]
+    python tests/bench/gateway/curves.py [--only GROUP,...] [--repetitions 3] [--limit-s 580]
 
-Variants of one group are measured in turn, so only numbers of one group compare. CPU µs per request of the
-gateway process, pinned to the last CPU; engine and load have the first. Never asserts: it prints and stores.
+As in `run.py`, each gateway is pinned to the last CPU, engine and load to the first, and all of one group are
+measured once before any is measured again. Groups: backends, loads, processes, options, idle. Never asserts:
+it prints and stores. What is not done after the limit is left out, and the report says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
-import socket
-import statistics
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gateway.bodies import write_bodies
-from bench.gateway.measure import Scenario, measure, rss_kb, set_engine, stop, wait_ready
-from bench.gateway.run import CACHE, RESULTS, compile_tool, describe, only_run
-
-FIRST_ENGINE_PORT, GATEWAY_PORT = 29_000, 28_150
-MOST_BACKENDS = 256
-NUM_IDLE = 10_000
-DURATION_S = 2.0
-KEY = "sk-bench-0123456789"  # what the load generator sends
-TENANTS = {
-    "tenants": [{"name": "bench", "keys_env": "BENCH_KEYS"}],
-    "limits": {"per_tenant": {"requests_per_minute": 100_000_000}},
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """One configuration under one load."""
-
-    group: str
-    name: str
-    bodies: str = "1k"
-    num_backends: int = 4
-    config: dict[str, Any] = field(default_factory=dict)
-
-
-VARIANTS = (
-    *(Variant(group="backends", name=str(number), num_backends=number) for number in (4, 64, MOST_BACKENDS)),
-    *(Variant(group="messages in 64 KB", name=str(n), bodies=f"64k-{n}-messages") for n in (2, 200, 2_000)),
-    *(Variant(group="body", name=name, bodies=name) for name in ("1k", "16k", "128k", "1m")),
-    Variant(group="options", name="default"),
-    Variant(group="options", name="access log", config={"log": {"access": True}}),
-    Variant(group="options", name="tenants and limits", config=TENANTS),
-    Variant(group="options", name="admin and journal", config={"admin": {"port": 0}}),
+from bench.gateway.bodies import write_bodies, write_curve_bodies
+from bench.gateway.curve_plan import ENGINE_PORTS, GROUPS, Cell, usual
+from bench.gateway.curve_report import Curves, write_curves
+from bench.gateway.idle_connections import allowed_counts, measure_idle
+from bench.gateway.measure import cpu_s, measure, set_engine
+from bench.gateway.peers import Peer
+from bench.gateway.run import (
+    CACHE,
+    RESULTS,
+    OutOfTime,
+    Running,
+    compile_tool,
+    describe,
+    end_cleanly,
+    only_run,
+    start_all,
+    start_engine,
+    stop_all,
 )
 
-
-def write_curve_bodies(folder: Path) -> dict[str, Path]:
-    files = write_bodies(folder)
-    for num_messages in (2, 200, 2_000):
-        size = 65_536 // num_messages
-        files[f"64k-{num_messages}-messages"] = _write(folder, f"64k-{num_messages}", num_messages, size)
-    files["1m"] = _write(folder, "1m", 512, 2_048)
-    return files
+IDLE_GROUP, IDLE_S = "idle", 3.0
 
 
-def _write(folder: Path, name: str, num_messages: int, size: int) -> Path:
-    """Sixteen conversations; one JSON object of a message costs about 32 bytes beside its text."""
-    path = folder / f"{name}.jsonl"
-    lines = []
-    for number in range(16):
-        text = f"{number} " + "word " * (max(0, size - 40) // 5)
-        roles = ["user", "assistant"]
-        messages = [{"role": roles[n % 2], "content": text} for n in range(num_messages)]
-        lines.append(json.dumps({"model": "mock-model", "user": f"u{number}", "messages": messages}))
-    path.write_text("\n".join(lines) + "\n")
-    return path
+class CurveRun:
+    """All results so far, and the tools to add more."""
 
+    def __init__(self, repetitions: int) -> None:
+        self.repetitions = repetitions
+        self.curves: Curves = {}
+        self.absent: list[str] = []
+        self.generator = compile_tool("load_generator")
+        self.bodies = write_bodies(CACHE / "bodies") | write_curve_bodies(CACHE / "bodies")
 
-@contextmanager
-def gateway(variant: Variant) -> Iterator[subprocess.Popen[bytes]]:
-    folder = CACHE / "run" / "curves"
-    folder.mkdir(parents=True, exist_ok=True)
-    ports = range(FIRST_ENGINE_PORT, FIRST_ENGINE_PORT + variant.num_backends)
-    config: dict[str, Any] = {
-        "listen": {"host": "127.0.0.1", "port": GATEWAY_PORT},
-        "admin": {"is_enabled": False},
-        "log": {"access": False},
-        "leaving_notice_s": 0,
-        "backends": [{"url": f"http://127.0.0.1:{port}", "engine": "vllm"} for port in ports],
-        **variant.config,
-    }
-    (folder / "homing.yaml").write_text(json.dumps(config))
-    environ = {**os.environ, "PYTHONPATH": str(Path.cwd()), "BENCH_KEYS": KEY}
-    cpu = str((os.cpu_count() or 1) - 1)
-    command = ["taskset", "--cpu-list", cpu, sys.executable, "-m", "gateway.main", "gateway"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--config", str(folder / "homing.yaml")],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environ,
-            start_new_session=True,
-        )
-    try:
-        if not wait_ready(GATEWAY_PORT, 60):
-            raise RuntimeError(f"the gateway did not become ready; see {folder / 'log'}")
-        time.sleep(1.0)  # all backends have been looked at
-        yield process
-    finally:
-        stop(process)
+    def measure_group(self, cells: list[Cell]) -> None:
+        """Start the gateways of the cells, measure every cell in turn `repetitions` times, stop them."""
+        self._with_peers([cell.peer for cell in cells], lambda running: self._measure_cells(cells, running))
 
+    def measure_idle(self, counts: tuple[int, ...]) -> None:
+        """KB per idle connection, each time in a process that was just started: memory is not given back."""
 
-def measure_variant(variant: Variant, generator: Path, bodies: dict[str, Path]) -> float | None:
-    scenario = Scenario(name=variant.name, bodies=variant.bodies, num_connections=32, duration_s=DURATION_S)
-    with gateway(variant) as process:
-        measure(generator, GATEWAY_PORT, process.pid, scenario, bodies[variant.bodies], "0")  # warm-up
-        result = measure(generator, GATEWAY_PORT, process.pid, scenario, bodies[variant.bodies], "0")
-    return result.get("cpu_us_per_request")
+        def measure_all(running: Running) -> None:
+            for series, peer in usual().items():
+                if peer.name in running:
+                    self._measure_idle_of(series, peer, running[peer.name][0].pid, counts)
 
+        for _ in range(min(self.repetitions, 2)):
+            self._with_peers(usual().values(), measure_all)
 
-def measure_idle() -> dict[str, float]:
-    """Resident memory per idle connection, for as many as the descriptor limit allows."""
-    with gateway(Variant(group="idle", name="idle")) as process:
-        before_kb, sockets = rss_kb(process.pid), list[socket.socket]()
+    def _with_peers(self, peers: Iterable[Peer], use: Callable[[Running], None]) -> None:
+        running: Running = {}
         try:
-            while len(sockets) < NUM_IDLE:
-                sockets.append(socket.create_connection(("127.0.0.1", GATEWAY_PORT), timeout=5))
-        except OSError as error:
-            print(f"idle connections end at {len(sockets)}: {error}")
-        time.sleep(1.0)
-        grown_kb = rss_kb(process.pid) - before_kb
-        for one in sockets:
-            one.close()
-    return {"connections": len(sockets), "kb_each": grown_kb / max(1, len(sockets))}
+            absent = start_all(list({peer.name: peer for peer in peers}.values()), running)
+            self.absent += [reason for reason in absent if reason not in self.absent]
+            use(running)
+        finally:
+            stop_all(running)
+
+    def _measure_cells(self, cells: list[Cell], running: Running) -> None:
+        cells = [cell for cell in cells if cell.peer.name in running]
+        for repetition in range(self.repetitions + 1):  # the first is warm-up
+            for cell in cells:
+                scenario = cell.scenario
+                if repetition == 0:
+                    scenario = replace(scenario, duration_s=0.4, num_events=min(scenario.num_events, 3))
+                set_engine(ENGINE_PORTS[0], scenario)
+                pid, bodies = running[cell.peer.name][0].pid, self.bodies[scenario.bodies]
+                result = measure(self.generator, cell.peer.port, pid, scenario, bodies, "0")
+                if repetition:
+                    self._add(cell.curve, cell.series, cell.x, result)
+            if repetition:
+                self._measure_rest([cell for cell in cells if cell.curve == "backends"], running)
+
+    def _measure_rest(self, cells: list[Cell], running: Running) -> None:
+        """CPU of gateways that nobody asks anything: probes, scrapes, timers."""
+        if not cells:
+            return
+        pids = [running[cell.peer.name][0].pid for cell in cells]
+        before = [(time.monotonic(), cpu_s(pid)) for pid in pids]
+        time.sleep(IDLE_S)
+        for cell, pid, (start_s, spent_s) in zip(cells, pids, before, strict=True):
+            busy = (cpu_s(pid) - spent_s) / (time.monotonic() - start_s)
+            result = {"idle_ms_per_s": busy * 1e3, "num_bad": 0, "num_errors": 0}
+            self._add("backends, no requests", cell.series, cell.x, result)
+
+    def _measure_idle_of(self, series: str, peer: Peer, pid: int, counts: tuple[int, ...]) -> None:
+        try:
+            results = measure_idle(peer.port, pid, counts)
+        except (OSError, http.client.HTTPException) as error:
+            results = {counts[-1]: {"failure": f"{type(error).__name__}: {error}"}}
+        for count, result in results.items():
+            self._add("idle connections", series, str(count), result)
+
+    def _add(self, curve: str, series: str, x: str, result: dict[str, Any]) -> None:
+        self.curves.setdefault(curve, {}).setdefault(series, {}).setdefault(x, []).append(result)
+        metrics = ("cpu_us_per_event", "cpu_us_per_request", "kb_per_connection", "idle_ms_per_s", "failure")
+        metric = next(metric for metric in metrics if metric in result)
+        value = result[metric] if metric == "failure" else f"{result[metric]:9.1f} {metric}"
+        print(f"{curve:24} {x:>20} {series:30} {value}", flush=True)
 
 
-def write_report(environment: dict[str, Any], runs: dict[str, dict[str, list[float]]], idle: Any) -> str:
-    lines = ["# How the gateway's cost grows", ""]
-    lines += [f"* {name}: {value}" for name, value in environment.items()]
-    for group, variants in runs.items():
-        lines += ["", f"## {group}", "", "| | CPU µs per request | × the first |", "|---|---|---|"]
-        base = None
-        for name, values in variants.items():
-            if not values:
-                lines.append(f"| {name} | not measured | |")
-                continue
-            middle = statistics.median(values)
-            base = base or middle
-            spread = f"[{min(values):.0f}..{max(values):.0f}]"
-            lines.append(f"| {name} | {middle:.0f} {spread} | {middle / base:.2f} |")
-    lines += ["", f"Idle connections: {idle['connections']}, {idle['kb_each']:.1f} KB each."]
-    return "\n".join(lines) + "\n"
+def measure_groups(run: CurveRun, groups: list[str], counts: tuple[int, ...]) -> None:
+    """Measure the groups in order against one mock engine."""
+    engine = start_engine(compile_tool("mock_engine"), ENGINE_PORTS)
+    try:
+        for group in groups:
+            if group == IDLE_GROUP:
+                run.measure_idle(counts)
+            else:
+                run.measure_group(GROUPS[group]())
+    finally:
+        stop_all({"engine": [engine]})
+
+
+def _describe(repetitions: int, most_connections: int) -> dict[str, Any]:
+    num_cpus = os.cpu_count() or 1
+    cores = (
+        f"{num_cpus}. Engine and load generator use the first, a gateway the last, two processes the last 2"
+    )
+    if num_cpus < 3:
+        cores += "; the second process shares its core with engine and load generator"
+    return {
+        **describe(f"make bench-curves ({repetitions} repetitions after one warm-up)"),
+        "cores": cores,
+        "idle connections": f"up to {most_connections:,} (10,000, or what the limit of open files allows)",
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    every = [*GROUPS, IDLE_GROUP]
+    parser.add_argument("--only", help=f"comma-separated groups of {', '.join(every)}")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--limit-s", type=int, default=580, help="longest time for all, in seconds")
+    parser.add_argument("--name", default="curves", help="name of the result files")
     arguments = parser.parse_args()
-    environment = describe(arguments) | {
-        "command": f"make bench-curves ({arguments.repetitions} repetitions)"
-    }
-    engine_program, generator = compile_tool("mock_engine"), compile_tool("load_generator")
-    bodies = write_curve_bodies(CACHE / "bodies")
-    runs: dict[str, dict[str, list[float]]] = {}
+    groups = arguments.only.split(",") if arguments.only else every
+    if unknown := set(groups) - set(every):
+        parser.error(f"no such group: {', '.join(sorted(unknown))}")
+    counts = allowed_counts()
     with only_run():
-        ports = [str(FIRST_ENGINE_PORT + number) for number in range(MOST_BACKENDS)]
-        engine = subprocess.Popen(["taskset", "--cpu-list", "0", str(engine_program), *ports])
+        environment = _describe(arguments.repetitions, counts[-1])
+        end_cleanly(arguments.limit_s)
+        run = CurveRun(arguments.repetitions)
         try:
-            time.sleep(0.5)
-            set_engine(FIRST_ENGINE_PORT, Scenario(name="", bodies="1k", num_connections=1, duration_s=1))
-            for repetition in range(arguments.repetitions):
-                for variant in VARIANTS:
-                    cost = measure_variant(variant, generator, bodies)
-                    found = runs.setdefault(variant.group, {}).setdefault(variant.name, [])
-                    if cost is not None:
-                        found.append(cost)
-                        print(f"{repetition} {variant.group:20} {variant.name:20} {cost:9.1f}", flush=True)
-            idle = measure_idle()
-        finally:
-            stop(engine)
-    report = write_report(environment, runs, idle)
+            measure_groups(run, groups, counts)
+        except OutOfTime as error:
+            run.absent.append(f"the rest: {error}")
+        signal.alarm(0)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    stored = {"environment": environment, "runs": runs, "idle": idle}
-    (RESULTS / "curves.json").write_text(json.dumps(stored, indent=1))
-    (RESULTS / "curves.md").write_text(report)
-    print(report)
+    stored = {"environment": environment, "absent": run.absent, "curves": run.curves}
+    (RESULTS / f"{arguments.name}.json").write_text(json.dumps(stored, indent=1))
+    print(write_curves(RESULTS, arguments.name, environment, run.curves, run.absent).read_text())
 
 
 if __name__ == "__main__":

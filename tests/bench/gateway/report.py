@@ -32,7 +32,7 @@ def _cell(runs: list[dict[str, Any]], metric: str, base: float | None, digits: i
     return f"{text} ×{middle / base:.2f}" if base else text
 
 
-def _table(title: str, runs: Runs, columns: tuple[str, ...], metric: str, digits: int = 0) -> list[str]:
+def table(title: str, runs: Runs, columns: tuple[str, ...], metric: str, digits: int = 0) -> list[str]:
     """One metric over scenarios; ×n is the ratio to Homing in the same run."""
     lines = [
         f"### {title}",
@@ -65,6 +65,17 @@ def added(runs: Runs, metric: str, columns: tuple[str, ...]) -> Runs:
     return result
 
 
+def failures(runs: Runs) -> list[str]:
+    """One line for each run that failed or in which a request did."""
+    return [
+        f"- {peer}, {scenario}: {run.get('failure') or run}"
+        for peer, scenarios in runs.items()
+        for scenario, repetitions in scenarios.items()
+        for run in repetitions
+        if "failure" in run or run["num_bad"] or run["num_errors"]
+    ]
+
+
 def write_report(folder: Path, name: str, environment: dict[str, Any], runs: Runs, absent: list[str]) -> Path:
     """Write `<name>.md` and `<name>.png` into `folder`; return the first."""
     one_client = ("1 KB, one client", "128 KB, one client")
@@ -72,34 +83,27 @@ def write_report(folder: Path, name: str, environment: dict[str, Any], runs: Run
     lines += [f"- {key}: {value}" for key, value in environment.items()]
     lines += [f"- not measured: {reason}" for reason in absent]
     lines += ["", "Median [lowest..highest] of the repetitions; ×n is the ratio to Homing.", ""]
-    lines += _table("CPU µs per request (32 connections)", runs, REQUEST_COLUMNS, "cpu_us_per_request")
-    lines += _table(
+    lines += table("CPU µs per request (32 connections)", runs, REQUEST_COLUMNS, "cpu_us_per_request")
+    lines += table(
         "CPU µs per request, conversations that grow (mean size)", runs, GROWING_COLUMNS, "cpu_us_per_request"
     )
-    lines += _table("Requests per second (32 connections, one core)", runs, REQUEST_COLUMNS, "requests_per_s")
-    lines += _table("CPU µs per event of a stream", runs, STREAM_COLUMNS, "cpu_us_per_event", digits=1)
-    lines += _table(
+    lines += table("Requests per second (32 connections, one core)", runs, REQUEST_COLUMNS, "requests_per_s")
+    lines += table("CPU µs per event of a stream", runs, STREAM_COLUMNS, "cpu_us_per_event", digits=1)
+    lines += table(
         "Added latency, p50 µs (one client)",
         added(runs, "latency_p50_us", one_client),
         one_client,
         "latency_p50_us",
     )
     ttft = ("stream, one client", "stream", "streams")
-    lines += _table(
+    lines += table(
         "Added time to the first event, p50 µs",
         added(runs, "first_byte_p50_us", ttft),
         ttft,
         "first_byte_p50_us",
     )
-    lines += _table("Resident memory after the run, KB", runs, ("streams",), "rss_kb")
-    failures = [
-        f"- {peer}, {scenario}: {run.get('failure') or run}"
-        for peer, scenarios in runs.items()
-        for scenario, repetitions in scenarios.items()
-        for run in repetitions
-        if "failure" in run or run["num_bad"] or run["num_errors"]
-    ]
-    lines += ["### Failed runs and errors", "", *(failures or ["none"]), ""]
+    lines += table("Resident memory after the run, KB", runs, ("streams",), "rss_kb")
+    lines += ["### Failed runs and errors", "", *(failures(runs) or ["none"]), ""]
     path = folder / f"{name}.md"
     path.write_text("\n".join(lines))
     _plot(folder / f"{name}.png", runs)

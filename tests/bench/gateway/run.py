@@ -15,10 +15,11 @@ import itertools
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,38 @@ HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "homing" / "bench"
 RESULTS = HERE.parent / "results"
 READY_TIMEOUT_S = 90.0
+LIMIT_S = 3_600
+ENDING_SIGNALS = {signal.SIGALRM, signal.SIGINT, signal.SIGTERM}
+
+Running = dict[str, list[subprocess.Popen[bytes]]]  # peer -> its processes; the first is the measured one
 
 
 def compile_tool(name: str) -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     program = CACHE / name
-    subprocess.run(["cc", "-O2", "-o", program, HERE / f"{name}.c"], check=True)
+    subprocess.run(["cc", "-O2", "-o", program, HERE / f"{name}.c"], check=True, timeout=120)
     return program
+
+
+class OutOfTime(Exception):
+    """The benchmark took too long. No TimeoutError: that is an OSError, which `wait_ready` catches."""
+
+
+def end_cleanly(limit_s: int) -> None:
+    """From now on SIGTERM ends this process as Ctrl-C does, so that what it started is stopped.
+
+    Raises OutOfTime in the main thread after `limit_s`.
+    """
+
+    def give_up(number: int, frame: object) -> None:
+        raise OutOfTime(f"not done after {limit_s} s")
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.signal(signal.SIGTERM, end)
+    signal.alarm(limit_s)
 
 
 @contextmanager
@@ -65,9 +91,11 @@ def choose(arguments: argparse.Namespace) -> tuple[list[Peer], list[Scenario]]:
     return peers, [scenario for scenario in SCENARIOS if names is None or scenario.name in names]
 
 
-def start_all(peers: list[Peer], cpu: str) -> tuple[dict[str, list[subprocess.Popen[bytes]]], list[str]]:
-    """Install and start what can be; say why for the rest. The first process of each is the measured one."""
-    running: dict[str, list[subprocess.Popen[bytes]]] = {}
+def start_all(peers: list[Peer], running: Running) -> list[str]:
+    """Install and start what can be; return why the rest is not there.
+
+    Changes `running`, also when it is interrupted: whoever owns it ends what is in it.
+    """
     absent: list[str] = []
     for peer in peers:
         try:
@@ -78,15 +106,30 @@ def start_all(peers: list[Peer], cpu: str) -> tuple[dict[str, list[subprocess.Po
         if not peer.is_available(CACHE):
             absent.append(f"{peer.name}: this machine has no {peer.program}")
             continue
-        processes = start(peer, CACHE, cpu)
+        processes = running[peer.name] = start(peer, CACHE)
         if wait_ready(peer.port, READY_TIMEOUT_S) and processes[0].poll() is None:
-            running[peer.name] = processes
             print(f"ready: {peer.name}", flush=True)
         else:
-            for process in processes:
-                stop(process)
+            stop_all({peer.name: processes})
+            del running[peer.name]
             absent.append(f"{peer.name}: did not become ready; see {CACHE / 'run'}")
-    return running, absent
+    return absent
+
+
+def stop_all(running: Running) -> None:
+    """End all of them, whatever signal arrives meanwhile."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    try:
+        for process in itertools.chain(*running.values()):
+            stop(process)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+
+
+def start_engine(program: Path, ports: Sequence[int]) -> subprocess.Popen[bytes]:
+    """One mock engine on the first CPU that is a backend at each port."""
+    command = ["taskset", "--cpu-list", "0", str(program), *map(str, ports)]
+    return subprocess.Popen(command, start_new_session=True)
 
 
 def measure_all(
@@ -125,25 +168,28 @@ def run_all(arguments: argparse.Namespace, engine_program: Path, generator: Path
     """Start everything, measure, stop everything. Returns the runs and who is missing, with the reason."""
     peers, scenarios = choose(arguments)
     bodies = write_bodies(CACHE / "bodies")
-    ports = [str(port) for port in BACKEND_PORTS]
-    engine_command = ["taskset", "--cpu-list", "0", str(engine_program), *ports]
-    engine = subprocess.Popen(engine_command, start_new_session=True)
-    running: dict[str, list[subprocess.Popen[bytes]]] = {}
+    engine = start_engine(engine_program, BACKEND_PORTS)
+    running: Running = {}
     try:
-        running, absent = start_all(peers, cpu=str((os.cpu_count() or 1) - 1))
+        absent = start_all(peers, running)
         targets = {"direct": (BACKEND_PORTS[0], engine.pid)}
         targets |= {
             peer.name: (peer.port, running[peer.name][0].pid) for peer in peers if peer.name in running
         }
         return measure_all(targets, scenarios, bodies, generator, arguments.repetitions), absent
     finally:
-        for process in (*itertools.chain(*running.values()), engine):
-            stop(process)
+        stop_all({**running, "engine": [engine]})
 
 
-def describe(arguments: argparse.Namespace) -> dict[str, Any]:
+def describe(command: str) -> dict[str, Any]:
+    """What was run, of which commit, and on what."""
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
     )
     model = next(
         (
@@ -154,7 +200,7 @@ def describe(arguments: argparse.Namespace) -> dict[str, Any]:
         "unknown",
     )
     return {
-        "command": f"make bench-gateway (repetitions: {arguments.repetitions}, after one warm-up)",
+        "command": command,
         "commit": commit.stdout.strip(),
         "machine": f"{os.cpu_count()} × {model}",
         "software": f"Linux {platform.release()}, Python {platform.python_version()}",
@@ -173,9 +219,10 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--name", default="gateway", help="name of the result files")
     arguments = parser.parse_args()
-    environment = describe(arguments)
-    engine_program, generator = compile_tool("mock_engine"), compile_tool("load_generator")
-    with only_run():
+    with only_run():  # other checkouts compile to the same place, too
+        engine_program, generator = compile_tool("mock_engine"), compile_tool("load_generator")
+        environment = describe(f"make bench-gateway ({arguments.repetitions} repetitions after one warm-up)")
+        end_cleanly(LIMIT_S)
         runs, absent = run_all(arguments, engine_program, generator)
     RESULTS.mkdir(parents=True, exist_ok=True)
     stored = {"environment": environment, "absent": absent, "runs": runs}
