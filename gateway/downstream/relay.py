@@ -216,8 +216,9 @@ class ClientRelay:
         if self._is_chunked:
             size = len(data)
             size_line = _SIZE_LINES[size] if size < _NUM_SIZE_LINES else b"%x\r\n" % size
-            data = b"".join((size_line, data, b"\r\n"))
-        self._leave(data)
+            self._leave(size_line, data, b"\r\n")
+        else:
+            self._leave(data)
 
     def _end(self, data: bytes) -> None:
         """The last bytes and the mark of the end."""
@@ -230,11 +231,11 @@ class ClientRelay:
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
         self._leave(data)
 
-    def _leave(self, data: bytes) -> None:
+    def _leave(self, *pieces: bytes) -> None:
         """Have bytes leave in this round, in one write with all others of it."""
         if not self._leaving:
             self._connection.rounds.add(Stage.WRITES, self._write_leaving)
-        self._leaving.append(data)
+        self._leaving += pieces
 
     def _write_leaving(self) -> None:
         pieces, self._leaving = self._leaving, []

@@ -8,7 +8,6 @@ stays `None`: unknown is not zero.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final
 
@@ -16,14 +15,8 @@ from gateway.values import Api, Usage
 from gateway.wire.answers import error_in_json, id_at_head, observe_json
 from gateway.wire.sse import SseObserver
 
-_BACKGROUND: Final = re.compile(rb'"background"[ \t\r\n]*:[ \t\r\n]*true')
 BATCH_BYTES: Final = 2_048
 """About ten events of one token; an open stream holds half of it on average."""
-
-
-def is_background(body: bytes) -> bool:
-    """Whether a request of the Responses API asks for a job that outlives its connection."""
-    return _BACKGROUND.search(body) is not None
 
 
 class AnswerObserver:

@@ -7,7 +7,6 @@ head that another backend can better becomes an UpstreamError.
 
 from __future__ import annotations
 
-import logging
 import time
 from functools import lru_cache
 from typing import Final
@@ -17,6 +16,7 @@ from gateway.limits.cooldowns import parse_retry_after
 from gateway.request.attempt import Attempt
 from gateway.request.outcomes import outcome_of
 from gateway.request.parts import ProxyParts
+from gateway.request.refuse import log_fault
 from gateway.request.tracing import RawHeaders
 from gateway.request.turn import Turn
 from gateway.routing.health import Outcome, outcome_of_status
@@ -155,7 +155,7 @@ class Forwarder:
                 outcome.observer.finish()
             result = outcome.result = outcome_of(outcome)
         except Exception as error:
-            log_fault(turn, error)
+            log_fault(turn.request_id, error)
             return
         if not outcome.is_begun or outcome.error is not None or backend_id is None:
             return  # a failed attempt was counted when it failed
@@ -165,10 +165,6 @@ class Forwarder:
         elif result is AttemptOutcome.FAILED_IN_STREAM:
             self._fleet.observe_outcome(backend_id, Outcome.FAILURE, IN_BAND)
             self._metrics.upstream_errors[backend_id, IN_BAND] += 1.0
-
-
-def log_fault(turn: Turn, error: Exception) -> None:
-    logging.getLogger(__name__).error("unforeseen error in request %s", turn.request_id, exc_info=error)
 
 
 def is_event_stream(answer: UpstreamAnswer) -> bool:

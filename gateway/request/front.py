@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -22,18 +21,12 @@ from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.request import ClientRequest
 from gateway.downstream.tunnel import wants_websocket
-from gateway.errors import (
-    Forbidden,
-    GatewayError,
-    ModelNotFound,
-    NoBackend,
-    UpgradeRequired,
-)
+from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend, UpgradeRequired
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics, status_label
 from gateway.request.operator_tokens import Tokens
 from gateway.request.proxy import Proxy
-from gateway.request.refuse import refuse
+from gateway.request.refuse import log_fault, refuse
 from gateway.request.request_debug import is_asked_for
 from gateway.request.settings import RequestConfig
 from gateway.request.turn import Turn
@@ -129,7 +122,7 @@ class Front:
     def _refuse(self, request: ClientRequest, api: Api | None, error: Exception, request_id: str) -> None:
         """Answer a request that never became a turn: nobody else counts it."""
         if not isinstance(error, GatewayError):
-            logging.getLogger(__name__).error("unforeseen error in request %s", request_id, exc_info=error)
+            log_fault(request_id, error)
             error = GatewayError("internal error of the gateway")
         error.forget_origin()
         self._count(api or Api.OTHER, error.status, error)

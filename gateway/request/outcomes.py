@@ -30,25 +30,25 @@ def outcome_of(outcome: TurnOutcome) -> AttemptOutcome:
     if outcome.error is not None:
         return outcome_of_error(outcome.error, is_begun=outcome.is_begun)
     if outcome.status >= 400:
-        return outcome_of_status(outcome.status)
+        return outcome_of_answer(outcome.status)
     observer = outcome.observer
     if observer is None:
         return AttemptOutcome.COMPLETE
     if observer.error_status is not None and not observer.has_first_token:
-        return outcome_of_status(observer.error_status)
-    if outcome_in_stream(observer.error_status) or observer.finish_reason in _CUT_SHORT:
+        return outcome_of_answer(observer.error_status)
+    if is_backends_fault(observer.error_status) or observer.finish_reason in _CUT_SHORT:
         return AttemptOutcome.FAILED_IN_STREAM
     return AttemptOutcome.COMPLETE
 
 
-def outcome_of_status(status: int) -> AttemptOutcome:
+def outcome_of_answer(status: int) -> AttemptOutcome:
     """Judge an answer by its status, or by the one that an error inside it stands for."""
     if status in _BUSY:
         return AttemptOutcome.BACK_PRESSURE
     return AttemptOutcome.FAILED_BEFORE_CONTENT if status >= 500 else AttemptOutcome.COMPLETE
 
 
-def outcome_in_stream(error_status: int | None) -> bool:
+def is_backends_fault(error_status: int | None) -> bool:
     """Whether an error behind some content is the backend's fault and not the request's."""
     return error_status is not None and (error_status >= 500 or error_status in _BUSY)
 

@@ -28,18 +28,19 @@ from typing import Final
 from gateway.downstream.relay import ClientRelay
 from gateway.downstream.tunnel import tunnel
 from gateway.errors import GatewayError, Overloaded, UpstreamError
-from gateway.request.answer_observer import AnswerObserver, is_background
+from gateway.request.answer_observer import AnswerObserver
 from gateway.request.attempt import Attempt
 from gateway.request.fail_over import FailOver
-from gateway.request.forward import Forwarder, NotYetKnown, answer_headers, is_event_stream, log_fault
+from gateway.request.forward import Forwarder, NotYetKnown, answer_headers, is_event_stream
 from gateway.request.held_answers import HeldAnswers
 from gateway.request.parts import ProxyParts
 from gateway.request.placing import PLACE_STEP, Placer
-from gateway.request.refuse import refuse
+from gateway.request.refuse import log_fault, refuse
 from gateway.request.turn import Parked, Turn, Waiting, nothing_waits
 from gateway.scheduling.rounds import Stage, rounds_of_loop
 from gateway.upstream.pool import UpstreamPool
 from gateway.values import Affinity, Api
+from gateway.wire.bodies import is_background
 from gateway.wire.error_bodies import stream_error
 
 WAITING: Final = -1
@@ -246,7 +247,7 @@ class Proxy:
             self._parts.router.first_token(turn.placement.reservation, now_s)
 
     def on_complete(self, turn: Turn) -> None:
-        """The last byte has been written to the client. The turn ends in this round."""
+        """The last byte is on its way to the client. The turn ends in this round."""
         if not self._complete:
             rounds_of_loop().add(Stage.ENDS, self._end_complete)
         self._complete.append(turn)
@@ -331,7 +332,7 @@ class Proxy:
         """A fault of our own in a callback of the backend's connection."""
         attempt = turn.attempt
         if attempt is not None and attempt.relay is not None:
-            log_fault(turn, error)
+            log_fault(turn.request_id, error)
             self._break_off(turn, attempt.relay, GatewayError("internal error of the gateway"))
         else:
             self._refuse(turn, error)
@@ -354,7 +355,7 @@ class Proxy:
             self._finish(turn)
             return
         if not isinstance(error, GatewayError):
-            log_fault(turn, error)
+            log_fault(turn.request_id, error)
             error = GatewayError("internal error of the gateway")
         error.forget_origin()
         turn.outcome.error, turn.outcome.status = error, error.status

@@ -131,7 +131,7 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     placement: Placement = msgspec.field(default_factory=Placement)
     outcome: TurnOutcome = msgspec.field(default_factory=TurnOutcome)
     resume: Callable[[], None] = nothing_waits  # takes the steps that are left; set by the proxy
-    step: int = 0  # how many of the proxy's steps have been taken
+    step: int = 0  # number of the proxy's step to take next, or why there is none (see `proxy`)
     task: asyncio.Task[None] | None = None  # the coroutine that has taken the turn over, while it waits
     attempt: Attempt | None = None  # under way at a backend
 

@@ -1,10 +1,10 @@
 """Whether a failed attempt may be retried on another backend: rules and a budget, which the proxy applies.
 
-Nothing is retried once a byte of the answer has gone to the client. Before that, a request may move to a
-backend that was not tried yet, if another backend can cure the failure: a connect error, a reset before the
-response head, 502, 503 or 504, and 429 if so configured. The *retry budget* keeps retries a small share of
-the traffic (as in Finagle and Envoy): if the whole fleet is sick, retries would add to the load that makes it
-sick.
+Nothing is retried once a byte of the answer has gone to the client, and none goes before it has content.
+Until then a request may move to a backend that was not tried yet, if another backend can cure the failure: a
+connect error, a reset, an end or an error event before any content, 502, 503 or 504, and 429 if so
+configured. The *retry budget* keeps retries a small share of the traffic (as in Finagle and Envoy): if the
+whole fleet is sick, retries would add to the load that makes it sick.
 """
 
 from __future__ import annotations

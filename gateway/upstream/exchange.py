@@ -30,7 +30,7 @@ class BodySink(Protocol):
 
     def on_data(self, data: bytes, is_last: bool) -> None:
         """Take the next bytes. Called once at the start of a relay, perhaps with no bytes, so that a sink
-        that held back its head to save a system call lets it go now."""
+        that holds its head back lets it go now."""
 
 
 class Exchange(UpstreamAnswer):

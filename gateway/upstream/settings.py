@@ -34,8 +34,8 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     connect_timeout_s: float = 2.0
     """Timeout for opening a TCP (and TLS) connection to a backend."""
     first_byte_timeout_s: float = 600.0
-    """Timeout for the complete response head. It covers the engine's queue and the whole prefill, and the
-    whole generation if the answer is not streamed."""
+    """Timeout for the response head and the first byte of the body. It covers the engine's queue and the
+    whole prefill, and the whole generation if the answer is not streamed."""
     idle_timeout_s: float = 300.0
     """Timeout between two reads of a response body. Time in which a slow client blocks the stream does not
     count."""

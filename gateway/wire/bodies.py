@@ -32,6 +32,7 @@ _SURROGATES: Final = re.compile(
     rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})"
 )
 _MAX_REPAIRED_BYTES: Final = 4 << 20  # bounds the time that a hostile body can cost
+_BACKGROUND: Final = re.compile(rb'"background"[ \t\r\n]*:[ \t\r\n]*true')
 
 
 class Body(msgspec.Struct, kw_only=True, gc=False):
@@ -192,6 +193,11 @@ class BodyDecoder:
             names=tuple(members.get(name, ABSENT) for name in self.names),
             text=bytes(members.get(_TEXT_FIELD.get(api._value_, ""), ABSENT)),
         )
+
+
+def is_background(body: bytes) -> bool:
+    """Whether a request of the Responses API asks for a job that outlives its connection."""
+    return _BACKGROUND.search(body) is not None
 
 
 def _tuple_getter(attributes: Sequence[str]) -> Callable[[Any], tuple[Raw, ...]]:

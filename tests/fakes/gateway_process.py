@@ -116,10 +116,6 @@ class GatewayProcess:
                     found.append(entry)
         return found
 
-    def log_lines(self) -> list[bytes]:
-        """All that it has written, over all its lives."""
-        return self._log_path.read_bytes().splitlines()
-
     def _is_ready(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(f"{self.base_url}/readyz?min_backends=1", timeout=5).status_code == 200
