@@ -122,6 +122,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_bytes: int  # size of this message's text, for token estimates
 
 
+class IgnoredId(msgspec.Struct, frozen=True, gc=False):
+    """An id that a client sent and that was not taken for a session's, see `routing/key_watch.py`."""
+
+    key: SessionKey  # that it would have been
+    reason: str  # never_repeats | shared
+
+
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything routing knows about a request. Parsed once, in `wire`; contains no prompt text."""
 
@@ -133,6 +140,9 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_key: PromptKey | None = None
     answer_key: SessionKey | None = None  # key of the stored response that it refers to or continues
     key_source: KeySource = KeySource.NONE
+    key_name: str = ""  # of the header, field or cookie that the key came from; "" for other sources
+    fingerprint: SessionKey | None = None  # what the conversation is bound under where its id is ignored
+    ignored_id: IgnoredId | None = None
     prefix: tuple[Message, ...] = ()  # system + tools first, then messages in order
     num_prompt_bytes: int = 0  # estimated text that the engine will tokenize
     max_output_tokens: int | None = None

@@ -213,11 +213,22 @@ class SessionAnswer(SessionRow, frozen=True, kw_only=True):
     """A session, its home and its history."""
 
     story: StoryAnswer | None
+    ignored_id: IgnoredIdAnswer | None
+
+
+class IgnoredIdAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one id that this replica did not take for its session, because many conversations share the
+    id (`shared`) or because ids of its header or field never repeat. Each is bound by its conversation."""
+
+    requests: dict[str, int]
+    last_seen_wall_s: float
+    sessions: list[str]
 
 
 class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
     sessions: list[SessionRow]
     next_cursor: str | None
+    ignored_ids: list[IgnoredIdAnswer] = []  # what became of the id that was asked for
 
 
 # -- decisions

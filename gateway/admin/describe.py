@@ -17,6 +17,7 @@ from gateway.admin.answers import (
     Drain,
     GroupAnswer,
     GroupHolder,
+    IgnoredIdAnswer,
     MoveAnswer,
     Prewarm,
     RecentSession,
@@ -160,6 +161,18 @@ def describe_session(parts: AdminParts, key: SessionKey, binding: Binding) -> Se
     return SessionAnswer(
         **msgspec.structs.asdict(describe_binding(key, binding)),
         story=None if story is None else describe_story(parts, story),
+        ignored_id=describe_ignored_id(parts, key),
+    )
+
+
+def describe_ignored_id(parts: AdminParts, key: SessionKey) -> IgnoredIdAnswer | None:
+    story = parts.journal.ignored_ids.story(key) if parts.journal is not None else None
+    if story is None:
+        return None
+    return IgnoredIdAnswer(
+        requests=dict(story.num_requests),
+        last_seen_wall_s=parts.to_wall_s(story.last_seen_s),
+        sessions=list(story.sessions),
     )
 
 

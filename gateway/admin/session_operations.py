@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.admin.answers import SessionAnswer, SessionPage, SessionRow
-from gateway.admin.describe import describe_binding, describe_session
+from gateway.admin.describe import describe_binding, describe_ignored_id, describe_session
 from gateway.admin.operations import IfMatch, Operation
 from gateway.admin.orders import MoveOrder, SessionName, SessionQuery
 from gateway.admin.parts import AdminParts
@@ -151,12 +151,15 @@ class SessionOperations:
         return [story.key for story in self._parts.journal.starting_with(prefix, limit)]
 
     async def _find(self, keys: list[SessionKey]) -> SessionPage:
+        """Return the sessions of these keys, and of conversations that came under an ignored one."""
         found: list[SessionRow] = []
-        for key in keys:
+        ignored = [answer for key in keys if (answer := describe_ignored_id(self._parts, key)) is not None]
+        instead = [SessionKey(key) for answer in ignored for key in reversed(answer.sessions)]
+        for key in dict.fromkeys([*keys, *instead]):
             binding = await self._parts.sessions.get(key)
             if binding is not None:
                 found.append(describe_binding(key, binding))
-        return SessionPage(sessions=found, next_cursor=None)
+        return SessionPage(sessions=found, next_cursor=None, ignored_ids=ignored)
 
     async def _list_all(self, query: SessionQuery) -> SessionPage:
         """List backend by backend. The cursor is the current backend's name, then the store's own cursor."""

@@ -11,6 +11,13 @@ from gateway.commands.admin_client import AdminClient, add_admin_arguments, prin
 from gateway.commands.exits import CommandError, CommandFailed
 from gateway.commands.terminal import add_row, ago, console, count, plain, seconds, share, table
 
+IGNORED = {
+    "shared": "Many conversations came under this id. It names the longest of them; {} requests of others were "
+    "bound by how their conversation began.",
+    "never_repeats": "Ids in this header or field hardly ever repeat, so they name no sessions; {} requests "
+    "were bound by how their conversation began.",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
@@ -21,26 +28,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     client = AdminClient(options.admin_url)
-    key, is_raw_id = _find(client, options)
+    found, is_raw_id = _find(client, options)
+    key = str(found["sessions"][0]["key"])
     session = client.get(f"/sessions/{key}")
     now = _decide_now(client, options, session) if is_raw_id else None
     if options.json:
-        print_json({"session": session, "next_turn": now})
+        print_json({"session": session, "next_turn": now, "ignored_ids": found["ignored_ids"]})
         return 0
     _show(session, now)
+    for ignored in found["ignored_ids"]:
+        _show_ignored(ignored)
     return 0
 
 
-def _find(client: AdminClient, options: argparse.Namespace) -> tuple[str, bool]:
-    """Return the key, and whether it was found by the client's id. Raises CommandFailed."""
+def _find(client: AdminClient, options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    """Return the sessions found, at least one, and whether by the client's id. Raises CommandFailed."""
     found = client.get("/sessions", session_id=options.id, model=options.model, tenant=options.tenant)
     if found["sessions"]:
-        return str(found["sessions"][0]["key"]), True
+        return found, True
     text = options.id.lower()
     if 4 <= len(text) <= 32 and not text.strip("0123456789abcdef"):
         found = client.get("/sessions", key=text)
         if found["sessions"]:
-            return str(found["sessions"][0]["key"]), False
+            return found, False
     raise CommandFailed(
         f"no session {options.id!r} is bound. It may have expired. --model and --tenant must match its "
         "requests; only the replica that served a session can find it by the beginning of its key."
@@ -79,6 +89,15 @@ def _show(session: dict[str, Any], now: dict[str, Any] | None) -> None:
     if story["moves"]:
         out.print("", _moves(story["moves"]))
     out.print("", _turns(story["last_turns"]))
+
+
+def _show_ignored(ignored: dict[str, Any]) -> None:
+    """Say what became of requests whose id was ignored, and why."""
+    for reason, num_requests in ignored["requests"].items():
+        why = IGNORED[reason].format(num_requests)
+        console().print(plain(f"\n{why} {count(len(ignored['sessions']))} of them are known here:"))
+    for key in ignored["sessions"]:
+        console().print(plain(f"  homing explain {key}"))
 
 
 def _moves(moves: list[dict[str, Any]]) -> Table:

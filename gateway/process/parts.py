@@ -147,6 +147,7 @@ class GatewayParts:
 
     def _build_recorder(self, config: Config, lines: LogWriter | None) -> None:
         self.body_helper = BodyHelper()
+        self.key_watch = KeyWatch(config.key_watch)
         self.reader = self._make_reader(config)
         journal_sessions = config.admin.journal_sessions if config.admin.is_enabled else 0
         self.journal = Journal(journal_sessions) if journal_sessions else None
@@ -312,7 +313,12 @@ class GatewayParts:
             secret=key_secret(self._environ),
             max_decoded_bytes=config.downstream.max_body_bytes,
         )
-        return FactsReader(plan, self.body_helper, inline_bytes=config.downstream.max_inline_body_bytes)
+        return FactsReader(
+            plan,
+            self.body_helper,
+            inline_bytes=config.downstream.max_inline_body_bytes,
+            is_suspect=self.key_watch.is_suspect,
+        )
 
 
 def _make_router(config: Config, recording: RecordingFile | None) -> Router:

@@ -28,7 +28,7 @@ from gateway.errors import Overloaded
 from gateway.observability.logs import log_event
 from gateway.values import Api, RequestFacts
 from gateway.wire.encodings import MAX_RATIO
-from gateway.wire.facts import FactsParser, ParseOptions, is_read_whole
+from gateway.wire.facts import FactsParser, IsSuspect, ParseOptions, is_read_whole
 from gateway.wire.settings import KeySettings
 
 START_TIMEOUT_S: Final = 30.0
@@ -48,9 +48,11 @@ class ParserPlan:
 class FactsReader:
     """Reads requests under one configuration. `parser` is for who has no large bodies."""
 
-    def __init__(self, plan: ParserPlan, helper: BodyHelper, *, inline_bytes: int) -> None:
+    def __init__(
+        self, plan: ParserPlan, helper: BodyHelper, *, inline_bytes: int, is_suspect: IsSuspect
+    ) -> None:
         """Bodies of up to `inline_bytes` are parsed here."""
-        self.parser = _make_parser(plan)
+        self.parser = _make_parser(plan, is_suspect)
         self._plan = plan
         self._helper = helper
         self._inline_bytes = inline_bytes
@@ -153,8 +155,13 @@ def _parse(
     return _kept_parser(plan).parse(api, raw_headers, body, **options)
 
 
-def _make_parser(plan: ParserPlan) -> FactsParser:
-    return FactsParser(plan.settings, plan.secret, max_decoded_bytes=plan.max_decoded_bytes)
+def _make_parser(plan: ParserPlan, is_suspect: IsSuspect) -> FactsParser:
+    return FactsParser(
+        plan.settings, plan.secret, max_decoded_bytes=plan.max_decoded_bytes, is_suspect=is_suspect
+    )
 
 
-_kept_parser = lru_cache(maxsize=2)(_make_parser)  # two: while a new configuration takes over
+@lru_cache(maxsize=2)  # two: while a new configuration takes over
+def _kept_parser(plan: ParserPlan) -> FactsParser:
+    """The suspects are not known here: each may be one."""
+    return _make_parser(plan, lambda *_: True)

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from itertools import islice
 
+from gateway.request.ignored_ids import IgnoredIds
 from gateway.request.turn import Turn
 from gateway.values import Affinity, AttemptOutcome, BackendId, Decision, KeySource, PromptKey, SessionKey
 
@@ -113,6 +114,7 @@ class Journal:
         self._stories: OrderedDict[SessionKey, Story] = OrderedDict()
         self._groups: OrderedDict[PromptKey, Group] = OrderedDict()
         self.recent_moves: deque[MoveRow] = deque(maxlen=MAX_RECENT_MOVES)
+        self.ignored_ids = IgnoredIds(max_sessions)
         self.by_turn = [TurnBucket() for _ in range(LAST_TURN_BUCKET)]
 
     # -- writing
@@ -130,6 +132,8 @@ class Journal:
                 cached_tokens = prompt_tokens
         if facts.prompt_key is not None:
             self._note_group(facts.prompt_key, turn, now_s, (prompt_tokens, cached_tokens))
+        if facts.ignored_id is not None:
+            self.ignored_ids.note(facts.ignored_id, facts.session_key, now_s)
         if facts.session_key is not None:
             self._note_session(facts.session_key, turn, decision, now_s, (prompt_tokens, cached_tokens))
 

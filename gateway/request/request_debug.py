@@ -36,6 +36,7 @@ def debug_line(turn: Turn) -> dict[str, Any]:
         "event": "request_debug",
         "request_id": turn.request_id,
         "session": facts.session_key,
+        "ignored_id": facts.ignored_id.reason if facts.ignored_id is not None else None,
         "prompt_group": facts.prompt_key,
         "is_follow_up": facts.is_follow_up,
         "is_store_away": turn.placement.is_store_away,

@@ -29,6 +29,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
     session_key: SessionKey
     source: KeySource
     is_bucket: bool
+    name: str = ""  # of the header, field or cookie that it is from
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
@@ -54,6 +55,8 @@ class KeyCascade:
     def __init__(self, settings: KeySettings, hasher: KeyHasher, finder: IdentityFinder) -> None:
         self._hasher = hasher
         self._finder = finder
+        self._header_names = settings.headers
+        self._cookie_name = settings.cookie_name or ""
         first_names = [field.partition(".")[0] for field in settings.body_fields]
         self.body_names = tuple(dict.fromkeys([*first_names, "previous_response_id", "prompt_cache_key"]))
         position = {name: index for index, name in enumerate(self.body_names)}
@@ -100,28 +103,31 @@ class KeyCascade:
                 return key
         return None
 
-    def fingerprint(self, scope: Scope, prompt_key: str, first_user: bytes) -> Key:
-        """Return the key of a conversation that nobody named: its system prompt and how it began.
+    def fingerprint(self, scope: Scope, system: bytes, opening: bytes) -> Key:
+        """Return the key of a conversation that nobody named: what its system prompt is and how it began.
 
         Two people may begin with the same words, so this key is a bucket.
         """
-        key = self._hasher.hex_key(b"fingerprint:", scope, prompt_key.encode() + first_user)
+        key = self._hasher.hex_key(b"fingerprint:", scope, length_prefixed(system, opening))
         return Key(SessionKey(key), KeySource.FINGERPRINT, is_bucket=True)
 
     def _by_header(self, names: Names) -> Key | None:
-        value = self._finder.best_header(names.headers)
-        return None if value is None else self._session(names, value, KeySource.HEADER)
+        found = self._finder.best_header(names.headers)
+        if found is None:
+            return None
+        rank, value = found
+        return self._session(names, value, KeySource.HEADER, self._header_names[rank])
 
     def _by_body(self, names: Names) -> Key | None:
         for field, position in self._fields:
             value = self._value(names, field, position)
             if value is not None:
-                return self._session(names, value, KeySource.BODY)
+                return self._session(names, value, KeySource.BODY, field)
         return None
 
     def _by_cookie(self, names: Names) -> Key | None:
         value = names.headers.cookie
-        return None if value is None else self._session(names, value, KeySource.COOKIE)
+        return None if value is None else self._session(names, value, KeySource.COOKIE, self._cookie_name)
 
     def answer_key(self, names: Names) -> SessionKey | None:
         """Return the key of the stored response that a request continues, whatever its session key is."""
@@ -145,10 +151,10 @@ class KeyCascade:
             return None
         return self._finder.from_field(field, bytes(values[position]))
 
-    def _session(self, names: Names, value: bytes, source: KeySource) -> Key:
+    def _session(self, names: Names, value: bytes, source: KeySource, name: str) -> Key:
         qualifier = names.headers.qualifier
         if qualifier:
             key = self._hasher.hex_key(b"part:", names.scope, length_prefixed(value, qualifier))
         else:
             key = self._hasher.hex_key(b"session:", names.scope, value)
-        return Key(SessionKey(key), source, is_bucket=False)
+        return Key(SessionKey(key), source, is_bucket=False, name=name)

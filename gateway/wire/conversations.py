@@ -74,7 +74,6 @@ class Reading(msgspec.Struct, gc=False):
     identity: Identity
     prompt: Prompt
     fingerprint: Key | None = None
-    has_fingerprint: bool = False  # whether it was looked for
     found: Found | None = None  # what it went on from
 
 
@@ -90,7 +89,6 @@ class Known(msgspec.Struct, frozen=True, gc=False):
     names: tuple[Raw, ...]
     identity: Identity  # what headers and these names give
     fingerprint: Key | None
-    has_fingerprint: bool
     num_bytes: int
 
 
@@ -162,6 +160,7 @@ class Conversations:
         num_id_bytes = sum([len(value) for _, value in request.marks]) + sum(map(len, names))
         if span[1] == 0 or num_id_bytes > _MAX_ID_BYTES:
             return
+        is_told = reading.prompt.opening_end <= progress.roles.num_read  # else what follows may change it
         known = Known(
             scope=reading.scope,
             start=span[0],
@@ -172,8 +171,7 @@ class Conversations:
             # a view would keep the whole body alive
             names=tuple([name if name is ABSENT else name.copy() for name in names]),
             identity=reading.identity,
-            fingerprint=reading.fingerprint,
-            has_fingerprint=reading.has_fingerprint and progress.roles.first_user is not None,
+            fingerprint=reading.fingerprint if is_told else None,
             num_bytes=_ENTRY_BYTES + 2 * num_id_bytes + _MESSAGE_BYTES * len(progress.prefix),
         )
         self._store(_place(request), known)

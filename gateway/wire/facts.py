@@ -8,12 +8,13 @@ travels; its facts come from the headers alone. Knows nothing of backends.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, TypedDict
 
 from gateway.errors import UnsupportedMediaType
 from gateway.values import Api, KeySource, RequestFacts, SessionKey
 from gateway.wire.bodies import Body, BodyDecoder
-from gateway.wire.cascade import KeyCascade
+from gateway.wire.cascade import Identity, KeyCascade
 from gateway.wire.conversations import MIN_BYTES, Conversations, Found, Reading, Request, is_same_scope
 from gateway.wire.encodings import decode_body
 from gateway.wire.forms import RawHeaders, model_of_form
@@ -32,6 +33,14 @@ _CACHELESS_PATHS: Final = frozenset({"/v1/messages/count_tokens", "/v1/responses
 _CONVERSATIONS: Final = frozenset({Api.CHAT.value, Api.MESSAGES.value, Api.RESPONSES.value})
 _BODYLESS: Final = frozenset({Api.MODELS.value, Api.OTHER.value})
 _PROMPTLESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.AUDIO.value})
+
+
+IsSuspect = Callable[[str, str, SessionKey], bool]
+"""Whether a tenant's key, from a header or field of this name, may be ignored as naming no session."""
+
+
+def _never(*_: object) -> bool:
+    return False
 
 
 class ParseOptions(TypedDict):
@@ -53,7 +62,10 @@ class FactsParser:
         *,
         max_decoded_bytes: int = 64 << 20,
         min_remembered_bytes: int = MIN_BYTES,
+        is_suspect: IsSuspect = _never,
     ) -> None:
+        """`is_suspect` says of which keys the conversation's fingerprint is wanted too."""
+        self._is_suspect = is_suspect
         self._hasher = KeyHasher(secret)
         self._finder = IdentityFinder(settings)
         self._cascade = KeyCascade(settings, self._hasher, self._finder)
@@ -153,29 +165,35 @@ class FactsParser:
         identity = known.identity
         if body.names != known.names:
             identity = self._cascade.identify(request.api, request.marks, body, tenant, scope)
-        if identity.key is None and self._cascade.uses_fingerprint and not known.has_fingerprint:
+        if known.fingerprint is None and self._wants_fingerprint(tenant, identity):
             return None
         wants_progress = self._conversations.is_far_behind(request, found)
         prompt = self._prompts.read_on(known.progress, body, wants_progress=wants_progress)
-        return Reading(body, scope, identity, prompt, known.fingerprint, known.has_fingerprint, found)
+        return Reading(body, scope, identity, prompt, known.fingerprint, found)
 
     def _read(
         self, api: Api, marks: Marks, tenant: str, body: Body, *, wants_progress: bool = False
     ) -> Reading:
         scope = self._hasher.scope(tenant, body.model)
         identity = self._cascade.identify(api, marks, body, tenant, scope)
-        wants_fingerprint = identity.key is None and self._cascade.uses_fingerprint
+        wants_fingerprint = self._wants_fingerprint(tenant, identity)
         if api._value_ in _PROMPTLESS:
             prompt = Prompt(num_bytes=len(body.text))
         else:
             prompt = self._prompts.read(
                 api, body, scope, wants_fingerprint=wants_fingerprint, wants_progress=wants_progress
             )
-        reading = Reading(body, scope, identity, prompt, has_fingerprint=wants_fingerprint)
-        if wants_fingerprint and prompt.first_user:
-            prompt_key = prompt.system.prompt_key if prompt.system else ""
-            reading.fingerprint = self._cascade.fingerprint(scope, prompt_key, prompt.first_user)
+        reading = Reading(body, scope, identity, prompt)
+        if prompt.opening:
+            system = prompt.system.stable if prompt.system else b""
+            reading.fingerprint = self._cascade.fingerprint(scope, system, prompt.opening)
         return reading
+
+    def _wants_fingerprint(self, tenant: str, identity: Identity) -> bool:
+        if not self._cascade.uses_fingerprint:
+            return False
+        key = identity.key
+        return key is None or self._is_suspect(tenant, key.name, key.session_key)
 
 
 def _facts(api: Api, tenant: str, reading: Reading, *, is_cacheless: bool) -> RequestFacts:
@@ -192,6 +210,8 @@ def _facts(api: Api, tenant: str, reading: Reading, *, is_cacheless: bool) -> Re
         prompt_key=prompt_key,
         answer_key=identity.answer_key,
         key_source=key.source if key else keyless,
+        key_name=key.name if key else "",
+        fingerprint=reading.fingerprint.session_key if reading.fingerprint else None,
         prefix=prompt.prefix,
         num_prompt_bytes=prompt.num_bytes,
         max_output_tokens=body.max_output_tokens,

@@ -127,15 +127,15 @@ class IdentityFinder:
                 self._note(found, role, value)
         return found
 
-    def best_header(self, found: HeaderScan) -> bytes | None:
-        """Return the usable value of the best header. The first value of a repeated header counts."""
+    def best_header(self, found: HeaderScan) -> tuple[int, bytes] | None:
+        """Return rank and usable value of the best header. The first value of a repeated header counts."""
         candidates = found.candidates
         if len(candidates) > 1:
             candidates = sorted(candidates, key=_BY_RANK)
-        for _, value in candidates:
+        for rank, value in candidates:
             usable = self.usable(value)
             if usable is not None:
-                return usable
+                return rank, usable
         return None
 
     def usable(self, value: bytes) -> bytes | None:

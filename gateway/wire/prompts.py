@@ -1,4 +1,4 @@
-"""Reduces a prompt to hashes of its system block and messages, and extracts the first user turn.
+"""Reduces a prompt to hashes of its system block and messages, and extracts how it begins.
 
 Requests with the same system block form a prompt group. Requests whose hash chains begin alike share a prefix
 that a backend may still have in its cache. Each hash of a chain is xxh3 seeded with the previous hash, so
@@ -12,14 +12,16 @@ result. Invariant: no prompt text leaves this module. Knows nothing about sessio
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
 import msgspec
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from gateway.values import Api, Message, PromptKey
 from gateway.wire.bodies import Body
+from gateway.wire.fingerprints import opening_of, stable_sentence
 from gateway.wire.keys import KeyHasher, Scope, length_prefixed, to_bytes
 from gateway.wire.normalise import TextNormaliser, canonical_message, content_texts, without_cache_control
 from gateway.wire.settings import KeySettings
@@ -32,7 +34,6 @@ _ROLE_BY_OPENING: Final = {
     for space in (b"", b" ")
 }
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
-_EMPTY_USER_MESSAGE: Final = len(b'{"role":"user","content":""}')
 _OPENING_REACH: Final = 256  # a message's text begins within so many bytes
 _MARKER: Final = b'"cache_control"'
 _MARKER_REACH: Final = 96  # a cache marker on the last part of a message lies this close to its end
@@ -56,6 +57,8 @@ class SystemBlock(NamedTuple):
 
     prompt_key: PromptKey
     chain_hash: int
+    stable: bytes  # hash of what stands for it in a fingerprint, whatever its clocks and counters say
+    is_auxiliary: bool  # it asks for a title or the like
 
 
 class Roles(msgspec.Struct, frozen=True, gc=False):
@@ -88,7 +91,8 @@ class Prompt(msgspec.Struct, kw_only=True, gc=False):
     system: SystemBlock | None = None
     prefix: tuple[Message, ...] = ()
     num_bytes: int = 0
-    first_user: bytes = b""  # canonical bytes of the first user turn; b"" if it is too short to identify
+    opening: bytes = b""  # how the conversation began, see `fingerprints`; b"" where that does not tell yet
+    opening_end: int = 0  # index of the message after it
     is_follow_up: bool = False
     is_auxiliary: bool = False
     progress: Progress | None = None  # where asked for; None: no turn that a longer prompt must hash alike
@@ -110,10 +114,13 @@ class PromptReader:
     def __init__(self, settings: KeySettings, hasher: KeyHasher) -> None:
         self._hasher = hasher
         self._normaliser = TextNormaliser(settings.normalisers, ignores_dates=settings.ignores_dates)
-        self._min_user_bytes = _EMPTY_USER_MESSAGE + settings.fingerprint_min_bytes
+        self._min_user_bytes = settings.fingerprint_min_bytes
         self._max_prefix = settings.max_prefix_messages
         self._auxiliary = settings.auxiliary_prompts
         self._auxiliary_json = [msgspec.json.encode(text)[1:-1] for text in settings.auxiliary_prompts]
+        # at the beginning of a line: some clients put a text of their own first
+        marks = "|".join(map(re.escape, settings.auxiliary_system_prompts))
+        self._auxiliary_system = re.compile(f"^(?:{marks})" if marks else r"(?!)", re.MULTILINE)
         self._memo: OrderedDict[int, SystemBlock | None] = OrderedDict()
         self._max_memo = settings.prompt_memo_entries
 
@@ -134,19 +141,24 @@ class PromptReader:
             chain.end = block.chain_hash
             chain.num_bytes = len(body.system) + len(body.tools) + sum(map(len, system))
             chain.prefix.append(Message(chain_hash=chain.end, num_bytes=chain.num_bytes))
-        if len(turns) == 1:
-            prompt.is_auxiliary = self._is_auxiliary(turns[0])
-        if wants_fingerprint:
-            prompt.first_user = self._first_user(messages, roles.first_user)
+        if not roles.has_answer:
+            prompt.is_auxiliary = (block is not None and block.is_auxiliary) or (
+                len(turns) == 1 and self._is_auxiliary(turns[0])
+            )
+        if wants_fingerprint and roles.first_user is not None:
+            parts, prompt.opening_end = opening_of(messages, roles.first_user, _role_of, self._min_user_bytes)
+            prompt.opening = length_prefixed(*parts)
         before = Roles(num_system, num_system)
         return self._read_turns(prompt, chain, turns, before, wants_progress=wants_progress)
 
     def read_on(self, since: Progress, body: Body, *, wants_progress: bool) -> Prompt:
-        """Return the prompt that goes on from `since` with the messages of `body`, without `first_user`."""
+        """Return the prompt that goes on from `since` with the messages of `body`, without its opening."""
         turns = list(map(bytes, body.messages or []))
         roles = _read_roles(turns, since.roles)
         prompt = Prompt(system=since.system, is_follow_up=roles.has_answer)
-        prompt.is_auxiliary = since.opens_auxiliary and not turns
+        prompt.is_auxiliary = (since.opens_auxiliary and not turns) or (
+            not roles.has_answer and since.system is not None and since.system.is_auxiliary
+        )
         chain = _Chain(since.chain_hash, since.num_bytes, list(since.prefix), since.num_turns)
         return self._read_turns(prompt, chain, turns, since.roles, wants_progress=wants_progress)
 
@@ -205,14 +217,6 @@ class PromptReader:
         chain.num_bytes += total
         chain.num_turns += len(turns)
 
-    def _first_user(self, messages: list[bytes], index: int | None) -> bytes:
-        if index is None:
-            return b""
-        message = messages[index]
-        if len(message) <= _LARGE_MESSAGE:
-            message = canonical_message(message)
-        return message if len(message) >= self._min_user_bytes else b""
-
     def _read_text(self, body: Body, scope: Scope) -> Prompt:
         """Read a prompt without messages in fixed blocks from its start; the last block may be short."""
         block = self._system_block(scope, body, [])
@@ -255,7 +259,9 @@ class PromptReader:
             return None
         parts = length_prefixed(tools, *map(to_bytes, kept))
         key = PromptKey(self._hasher.hex_key(b"prompt:", scope, parts))
-        return SystemBlock(key, xxh3_64_intdigest(parts, scope.seed))
+        stable = xxh3_128_digest(length_prefixed(*stable_sentence(kept, tools)), scope.seed)
+        is_auxiliary = any(map(self._auxiliary_system.search, texts))
+        return SystemBlock(key, xxh3_64_intdigest(parts, scope.seed), stable, is_auxiliary)
 
 
 def _chain_blocks(prefix: list[Message], chain: int, text: bytes, max_prefix: int) -> int:
@@ -301,7 +307,7 @@ def _read_roles(messages: list[bytes], before: Roles) -> Roles:
     for index, message in enumerate(messages, num_read):
         if has_answer and first_user is not None:
             break
-        role = _ROLE_BY_OPENING.get(message[:_OPENING_LENGTH]) or _role(message)
+        role = _role_of(message)
         if role == "user":
             if first_user is None:
                 first_user = index
@@ -312,8 +318,11 @@ def _read_roles(messages: list[bytes], before: Roles) -> Roles:
     return Roles(num_read + len(messages), num_system, first_user, has_answer)
 
 
-def _role(message: bytes) -> str:
+def _role_of(message: bytes) -> str:
     """Return the role of a message, or the type of an item without a role (Responses: function calls)."""
+    role = _ROLE_BY_OPENING.get(message[:_OPENING_LENGTH])
+    if role is not None:
+        return role
     head = _decode_head(message)
     return head.role or ("user" if head.type in ("", "message") else head.type)
 
