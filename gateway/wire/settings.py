@@ -119,6 +119,9 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for option in ("headers", "header_qualifiers"):
             _are_header_names(option, getattr(self, option))
         _are_header_names("auxiliary_headers", tuple([name for name, _ in self.auxiliary_marks()]))
+        for name, value in self.auxiliary_marks():
+            if value != value.lower():
+                raise ValueError(f"auxiliary_headers: {name!r} must have a lower-case value, not {value!r}")
         _are_unique("sources", self.sources)
         _are_unique("body_fields", self.body_fields)
         for field in self.body_fields:
