@@ -12,8 +12,8 @@ from gateway.commands.exits import CommandError, CommandFailed
 from gateway.commands.terminal import add_row, ago, console, count, plain, seconds, share, table
 
 IGNORED = {
-    "shared": "Many conversations came under this id. It names the longest of them; {} requests of others were "
-    "bound by how their conversation began.",
+    "shared": "Many conversations came under this id. It names the longest of them; {} requests of others "
+    "were bound by how their conversation began.",
     "never_repeats": "Ids in this header or field hardly ever repeat, so they name no sessions; {} requests "
     "were bound by how their conversation began.",
 }

@@ -183,7 +183,6 @@ class GatewayParts:
             self.operator.obey(backend_id)
 
     def _build_proxy(self, config: Config) -> None:
-        self.key_watch = KeyWatch(config.key_watch)
         self.in_flight = RequestsInFlight()
         self.ledger = Ledger(self.router, self.recorder, clock=self._clock)
         self.tracing = _open_tracing(config)

@@ -120,7 +120,10 @@ class Journal:
     # -- writing
 
     def note(self, turn: Turn, now_s: float) -> None:
-        """Take in one finished request. Changes the journal."""
+        """Take in one finished request. Changes the journal.
+
+        Requests that cannot bind, such as counts of tokens and titles, are no turns of their session.
+        """
         decision, facts, observer = turn.placement.decision, turn.facts, turn.outcome.observer
         if decision is None:
             return
@@ -134,7 +137,7 @@ class Journal:
             self._note_group(facts.prompt_key, turn, now_s, (prompt_tokens, cached_tokens))
         if facts.ignored_id is not None:
             self.ignored_ids.note(facts.ignored_id, facts.session_key, now_s)
-        if facts.session_key is not None:
+        if facts.session_key is not None and facts.sets_binding:
             self._note_session(facts.session_key, turn, decision, now_s, (prompt_tokens, cached_tokens))
 
     def _note_session(

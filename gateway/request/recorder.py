@@ -19,7 +19,7 @@ from gateway.request.request_debug import debug_line
 from gateway.request.tracing import RequestTrace
 from gateway.request.turn import Turn
 from gateway.sessions.store import SessionStore
-from gateway.values import Affinity, Api, Binding, Decision
+from gateway.values import Affinity, Api, Decision
 from gateway.wire.facts import FactsParser
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that left before its answer was complete
@@ -117,7 +117,7 @@ class Recorder:
             metrics.moves[placement.moved_reason] += 1.0
         if outcome.sent_s is not None:
             metrics.overhead.observe(outcome.sent_s - turn.started_s - waited_s)
-        turn_label = _turn_label(placement.binding)
+        turn_label = _turn_label(turn)
         if outcome.first_token_s is not None:
             metrics.time_to_first_token.observe(outcome.first_token_s - turn.started_s, turn_label)
         if outcome.observer is not None:
@@ -149,7 +149,7 @@ class Recorder:
 
     def _link_trace(self, turn: Turn, trace: RequestTrace, now_s: float) -> None:
         """End the spans, and let the buckets that this request fell into name its trace."""
-        placement, outcome = turn.placement, turn.outcome
+        outcome = turn.outcome
         trace.finish(turn)
         if trace.trace_id is None:
             return
@@ -157,9 +157,7 @@ class Recorder:
         metrics.duration.remember(now_s - turn.started_s, turn.api.value, trace.trace_id, wall_s)
         if outcome.first_token_s is not None:
             ttft_s = outcome.first_token_s - turn.started_s
-            metrics.time_to_first_token.remember(
-                ttft_s, _turn_label(placement.binding), trace.trace_id, wall_s
-            )
+            metrics.time_to_first_token.remember(ttft_s, _turn_label(turn), trace.trace_id, wall_s)
 
 
 def _known_tokens(turn: Turn, decision: Decision) -> int:
@@ -178,9 +176,10 @@ def _recompute_cause(turn: Turn) -> str:
     )
 
 
-def _turn_label(binding: Binding | None) -> str:
-    """Bounded label of the turn's number in its session; turns count from 1."""
-    if binding is None:
+def _turn_label(turn: Turn) -> str:
+    """Bounded label of the turn's number in its session; turns count from 1, and helper requests are none."""
+    binding = turn.placement.binding
+    if binding is None or not turn.facts.sets_binding:
         return "none"
     return _TURN_LABELS[binding.num_turns] if binding.num_turns < len(_TURN_LABELS) else "10+"
 

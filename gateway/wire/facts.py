@@ -34,6 +34,8 @@ _CONVERSATIONS: Final = frozenset({Api.CHAT.value, Api.MESSAGES.value, Api.RESPO
 _BODYLESS: Final = frozenset({Api.MODELS.value, Api.OTHER.value})
 _PROMPTLESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.AUDIO.value})
 
+_PROBE_BYTES: Final = 128  # of a message of one word, in any form
+
 
 IsSuspect = Callable[[str, str, SessionKey], bool]
 """Whether a tenant's key, from a header or field of this name, may be ignored as naming no session."""
@@ -216,9 +218,19 @@ def _facts(api: Api, tenant: str, reading: Reading, *, is_cacheless: bool) -> Re
         num_prompt_bytes=prompt.num_bytes,
         max_output_tokens=body.max_output_tokens,
         is_follow_up=prompt.is_follow_up or (key is not None and key.source is KeySource.RESPONSE_ID),
-        sets_binding=not (is_cacheless or identity.is_auxiliary or prompt.is_auxiliary),
+        sets_binding=not (
+            is_cacheless or identity.is_auxiliary or prompt.is_auxiliary or _is_probe(body, prompt)
+        ),
         obeys_load_bound=key.is_bucket if key else prompt_key is not None,
     )
+
+
+def _is_probe(body: Body, prompt: Prompt) -> bool:
+    """Whether a word is sent for one token: the client asks what its quota or a tool costs, and goes on with
+    nothing. Claude Code does, under the id of its session, where an engine cannot count tokens."""
+    if body.max_output_tokens != 1 or prompt.is_follow_up or not prompt.prefix:
+        return False
+    return len(prompt.prefix) <= 2 and prompt.prefix[-1].num_bytes <= _PROBE_BYTES
 
 
 def is_read_whole(api: Api, body: bytes, content_encoding: str | None) -> bool:

@@ -23,6 +23,7 @@ from gateway.wire.settings import KeySettings
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING: Final = msgspec.json.Decoder(str)
 _BY_RANK: Final = itemgetter(0)
+_AUXILIARY: Final = "auxiliary="  # followed by the only value that counts, if not all do
 
 # Claude Code, older bodies: user_<hash>_account_<id>_session_<uuid>
 _SESSION_SUFFIX: Final = re.compile(r"_session_([^\s{}\"]+)\Z")
@@ -102,7 +103,7 @@ class IdentityFinder:
     def __init__(self, settings: KeySettings) -> None:
         # The role of each relevant header: the rank of a session header, or another role.
         roles: dict[bytes, int | str] = {name.encode(): rank for rank, name in enumerate(settings.headers)}
-        roles |= {name.encode(): "auxiliary" for name in settings.auxiliary_headers}
+        roles |= {name.encode(): _AUXILIARY + value for name, value in settings.auxiliary_marks()}
         roles |= {name.encode(): "qualifier" for name in settings.header_qualifiers}
         if settings.cookie_name is not None:
             roles[b"cookie"] = "cookie"
@@ -164,8 +165,9 @@ class IdentityFinder:
         usable = self.usable(value)
         if usable is None:
             return
-        if kind == "auxiliary":
-            found.is_auxiliary = True
+        if kind.startswith(_AUXILIARY):
+            wanted = kind[len(_AUXILIARY) :]
+            found.is_auxiliary |= not wanted or usable.lower() == wanted.encode()
         else:
             found.qualifier = usable
 

@@ -13,7 +13,10 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from gateway.wire.defaults import (
+    AUXILIARY_HEADERS,
+    AUXILIARY_PROMPTS,
     FIELDS_WITH_ANOTHER_MEANING,
+    HEADER_QUALIFIERS,
     IGNORED_PATTERN,
     IGNORED_VALUES,
     NEVER_A_SESSION,
@@ -58,7 +61,7 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     headers: tuple[str, ...] = SESSION_HEADERS
     """Request headers that name a session, best first."""
 
-    header_qualifiers: tuple[str, ...] = ("x-claude-code-agent-id",)
+    header_qualifiers: tuple[str, ...] = HEADER_QUALIFIERS
     """Headers that name a sub-agent within the session. Their value becomes part of the key."""
 
     body_fields: tuple[str, ...] = SESSION_BODY_FIELDS
@@ -90,12 +93,12 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ignores_dates: bool = True
     """Whether to ignore dates and clock times in system prompts, too."""
 
-    auxiliary_headers: tuple[str, ...] = ("x-openwebui-task", "x-homing-auxiliary")
-    """Headers of auxiliary requests. Such a request follows its session's binding but never makes or moves
-    one."""
+    auxiliary_headers: tuple[str, ...] = AUXILIARY_HEADERS
+    """Headers of auxiliary requests, each a name, or `name=value` (in lower case) if only that value says so.
+    Such a request follows its session's binding but never makes or moves one."""
 
-    auxiliary_prompts: tuple[str, ...] = ("### Task:\n",)
-    """How one-message prompts of auxiliary requests begin (Open WebUI's titles, tags, follow-ups)."""
+    auxiliary_prompts: tuple[str, ...] = AUXILIARY_PROMPTS
+    """How one-message prompts of auxiliary requests begin (titles, tags, follow-ups, graders)."""
 
     max_items: int = 200_000
     """Maximum number of JSON items in a body whose messages are read one by one. In larger bodies only the
@@ -113,8 +116,12 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     what is new in it. 0: every turn is read from its first message."""
 
     def __post_init__(self) -> None:
-        for option in ("headers", "header_qualifiers", "auxiliary_headers"):
+        for option in ("headers", "header_qualifiers"):
             _are_header_names(option, getattr(self, option))
+        _are_header_names("auxiliary_headers", tuple([name for name, _ in self.auxiliary_marks()]))
+        for name, value in self.auxiliary_marks():
+            if value != value.lower():
+                raise ValueError(f"auxiliary_headers: {name!r} must have a lower-case value, not {value!r}")
         _are_unique("sources", self.sources)
         _are_unique("body_fields", self.body_fields)
         for field in self.body_fields:
@@ -133,6 +140,12 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", self.cookie_name
         ):
             raise ValueError(f"cookie_name: {self.cookie_name!r} is not a valid cookie name")
+
+    def auxiliary_marks(self) -> list[tuple[str, str]]:
+        """Return `auxiliary_headers` as names and values; an empty value stands for any."""
+        return [
+            (name, value) for name, _, value in (entry.partition("=") for entry in self.auxiliary_headers)
+        ]
 
 
 class HeaderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
