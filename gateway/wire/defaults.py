@@ -146,3 +146,18 @@ AUXILIARY_PROMPTS: Final = (
     "You are an expert at routing a user question",
     "Given the following conversation and a follow up question",  # LangChain: one question out of many turns
 )
+
+# How a line of a system prompt begins that only helper requests have.
+AUXILIARY_SYSTEM_PROMPTS: Final = (
+    "You are a title generator. You output ONLY a thread title.",  # opencode, Kilo Code
+    "You will generate a short title based on the first message",  # Crush
+    "Generate a short title (four words or less)",  # goose
+    "You are a professional conversation summarizer.",  # LobeChat
+    # Claude Code, in the last of its system texts
+    "Generate a concise, sentence-case title (3-7 words)",
+    "Analyze if this message indicates a new conversation topic",
+    "Summarize this coding conversation in under 50 characters",
+    "Your task is to process Bash commands that an AI coding agent wants to run",
+    "You are a grader assessing",  # graph agents after LangGraph's examples
+    "You are an expert at routing a user question",
+)

@@ -38,8 +38,9 @@ _ENDS: Final = bytes(
     0x0A if code in b"\r\n.!?;" else 0x30 if code in b"0123456789" else code for code in range(256)
 )
 _WIDE_ENDS: Final = re.compile("[。！？；।]")
-# Digits of any script, and Chinese numerals, which spell dates.
-_DIGIT: Final = re.compile(r"\d|[〇零一二三四五六七八九十廿卅]")
+# Digits of any script, and Chinese numerals where they spell dates: 二〇二六年, 七月.
+_NUMERALS: Final = "〇零一二三四五六七八九十廿卅"
+_DIGIT: Final = re.compile(rf"\d|[{_NUMERALS}][{_NUMERALS}年月日号號时時点點分秒]")
 _DAY_OR_MONTH: Final = re.compile(
     r"\b(?:"
     # English, German, Dutch, Swedish

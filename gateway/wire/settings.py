@@ -15,6 +15,7 @@ import msgspec
 from gateway.wire.defaults import (
     AUXILIARY_HEADERS,
     AUXILIARY_PROMPTS,
+    AUXILIARY_SYSTEM_PROMPTS,
     FIELDS_WITH_ANOTHER_MEANING,
     HEADER_QUALIFIERS,
     IGNORED_PATTERN,
@@ -99,6 +100,10 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     auxiliary_prompts: tuple[str, ...] = AUXILIARY_PROMPTS
     """How one-message prompts of auxiliary requests begin (titles, tags, follow-ups, graders)."""
+
+    auxiliary_system_prompts: tuple[str, ...] = AUXILIARY_SYSTEM_PROMPTS
+    """How a line of a system prompt begins that only auxiliary requests have. Such a request is one as long
+    as no answer is in it."""
 
     max_items: int = 200_000
     """Maximum number of JSON items in a body whose messages are read one by one. In larger bodies only the

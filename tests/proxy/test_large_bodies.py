@@ -35,7 +35,7 @@ def _options(content_encoding: str | None = None) -> ParseOptions:
 @pytest.fixture
 async def reader() -> AsyncIterator[FactsReader]:
     helper = BodyHelper()
-    yield FactsReader(PLAN, helper, inline_bytes=1_000)
+    yield FactsReader(PLAN, helper, inline_bytes=1_000, is_suspect=lambda *_: False)
     await helper.close()
     assert multiprocessing.active_children() == []
 
@@ -202,7 +202,7 @@ from gateway.wire.settings import KeySettings
 
 async def main():
     plan = ParserPlan(settings=KeySettings(), secret=b"s", max_decoded_bytes=1 << 20)
-    reader = FactsReader(plan, BodyHelper(), inline_bytes=1)
+    reader = FactsReader(plan, BodyHelper(), inline_bytes=1, is_suspect=lambda *_: False)
     options = {"tenant": "t", "path": "", "query": "", "content_encoding": None}
     await reader.read_apart(Api.CHAT, [], b'{"model":"m","messages":[]}', options)
     print(multiprocessing.active_children()[0].pid, flush=True)
