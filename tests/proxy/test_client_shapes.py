@@ -110,7 +110,7 @@ async def test_twelve_turns_of_a_client_have_one_home(name: str) -> None:
             await main.help()
             if number in (2, 6) and client.agent is not None:
                 await agent.turn()
-        num_unnamed = 1 if client.waits_for else 0  # an opening that many share names nobody
+        num_unnamed = client.num_unnamed
         assert set(main.sources[num_unnamed:]) == {client.source}
         assert main.affinities[num_unnamed:] == ["new"] + ["hit"] * (NUM_TURNS - num_unnamed - 1)
         assert len(set(main.homes)) == 1
