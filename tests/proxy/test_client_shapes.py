@@ -113,7 +113,7 @@ async def test_twelve_turns_of_a_client_have_one_home(name: str) -> None:
         num_unnamed = client.num_unnamed
         assert set(main.sources[num_unnamed:]) == {client.source}
         assert main.affinities[num_unnamed:] == ["new"] + ["hit"] * (NUM_TURNS - num_unnamed - 1)
-        assert len(set(main.homes)) == 1
+        assert len(set(main.homes[num_unnamed:])) == 1
         if client.agent is not None:
             assert (agent.affinities, set(agent.sources)) == (["new", "hit"], {client.source})
         num_of_agent = [2] if client.agent is not None else []
