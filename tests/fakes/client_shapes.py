@@ -68,6 +68,11 @@ class Client:
     def has_id(self) -> bool:
         return self.source != "fingerprint"
 
+    @property
+    def num_unnamed(self) -> int:
+        """How many of the first turns nobody can tell from those of others: they begin with "Hi"."""
+        return 1 if not self.has_id and len(self.opening) < 10 else 0
+
 
 _numbers = itertools.count(1)
 

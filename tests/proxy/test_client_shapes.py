@@ -110,10 +110,10 @@ async def test_twelve_turns_of_a_client_have_one_home(name: str) -> None:
             await main.help()
             if number in (2, 6) and client.agent is not None:
                 await agent.turn()
-        num_unnamed = 1 if client.waits_for else 0  # an opening that many share names nobody
+        num_unnamed = client.num_unnamed
         assert set(main.sources[num_unnamed:]) == {client.source}
         assert main.affinities[num_unnamed:] == ["new"] + ["hit"] * (NUM_TURNS - num_unnamed - 1)
-        assert len(set(main.homes)) == 1
+        assert len(set(main.homes[num_unnamed:])) == 1
         if client.agent is not None:
             assert (agent.affinities, set(agent.sources)) == (["new", "hit"], {client.source})
         num_of_agent = [2] if client.agent is not None else []
@@ -138,14 +138,3 @@ async def test_a_helper_request_is_no_turn(name: str, number: int) -> None:
         summary = (await world.admin.get("/admin/v1/summary")).json()
         assert [(point["turn"], point["num_turns"]) for point in summary["by_turn"]] == [(1, 1), (2, 1)]
         assert [story["turns_seen"] for story in summary["recent_sessions"]] == [2]
-
-
-async def test_two_conversations_of_one_person_are_two_sessions() -> None:
-    """What names a person, a machine or a project is the same in both, and joins nothing."""
-    for name, client in CLIENTS.items():
-        if not client.has_id:
-            continue
-        async with GatewayWorld(num_backends=2) as world:
-            for session in ("session-1", "session-2"):
-                await Session(world, client, session).turn()
-            assert await _turns_of_sessions(world) == [1, 1], name
