@@ -31,8 +31,6 @@ Fields = dict[str, Any]
 
 _LONG: Final = "Why does the parser reject a file whose last line has no line break? Where is it decided?"
 _SYSTEM: Final = "You help people to change programs. Read before you write. Be brief. " * 8
-SYSTEM_MARKS: Final = "marks in system prompts are not read yet"
-SHORT_OPENING: Final = "a short opening is not recognised yet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,6 @@ class Helper:
     path: str | None = None  # None: where its client's turns go
     headers: Headers = field(default_factory=dict)
     fields: Fields = field(default_factory=dict)
-    waits_for: str = ""  # why it is taken for a turn today
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +59,6 @@ class Client:
     system: tuple[str, ...] = (_SYSTEM,)
     opening: str = _LONG
     has_tools: bool = True
-    waits_for: str = ""  # why its conversations are not recognised today
 
     @property
     def has_id(self) -> bool:

@@ -9,8 +9,6 @@ from fakes.client_shapes import (
     COUNT_INPUT,
     MESSAGES,
     RESPONSES,
-    SHORT_OPENING,
-    SYSTEM_MARKS,
     Client,
     Helper,
 )
@@ -30,19 +28,16 @@ _CLAUDE_HELPERS: Final = (
         name="title",
         ask="<session>Why does the parser reject it?</session>",
         system=(*_CLAUDE_SYSTEM[:2], "Generate a concise, sentence-case title (3-7 words) that says it."),
-        waits_for=SYSTEM_MARKS,
     ),
     Helper(
         name="topic",
         ask="Why does the parser reject it?",
         system=("Analyze if this message indicates a new conversation topic and name it.",),
-        waits_for=SYSTEM_MARKS,
     ),
     Helper(
         name="command prefix",
         ask="<policy_spec> … Command: git push",
         system=("Your task is to process Bash commands that an AI coding agent wants to run.",),
-        waits_for=SYSTEM_MARKS,
     ),
 )
 _CLAUDE_AGENT: Final = {"X-Claude-Code-Agent-Id": "{agent}", "X-Claude-Code-Parent-Agent-Id": "main"}
@@ -51,7 +46,6 @@ _TITLE_AGENT: Final = Helper(
     name="title",
     ask=("Generate a title for this conversation:\n", "Why does the parser reject it?"),
     system=("You are a title generator. You output ONLY a thread title.",),
-    waits_for=SYSTEM_MARKS,
 )
 _OPENCODE_AGENT: Final = {
     "x-session-affinity": "{agent}",
@@ -160,7 +154,6 @@ CLIENTS: Final = {
                 name="title",
                 ask=_TITLE_AGENT.ask,
                 system=(f"You are friendly and direct.\n{_TITLE_AGENT.system[0]}",),
-                waits_for=SYSTEM_MARKS,
             ),
         ),
     ),
@@ -173,7 +166,6 @@ CLIENTS: Final = {
                 name="title",
                 ask="Why does the parser reject it?",
                 system=("Generate a short title (four words or less) for this conversation.",),
-                waits_for=SYSTEM_MARKS,
             ),
         ),
         opening="hi",
@@ -267,7 +259,6 @@ CLIENTS: Final = {
                 name="router",
                 ask="Why does the parser reject it?",
                 system=("You are an expert at routing a user question to a search.",),
-                waits_for=SYSTEM_MARKS,
             ),
         ),
         opening="hey",
@@ -310,7 +301,6 @@ CLIENTS: Final = {
         headers={"User-Agent": "OpenAI/Python 2.8.0"},
         opening="Hi",
         has_tools=False,
-        waits_for=SHORT_OPENING,
     ),
     "langchain": Client(
         source="fingerprint",
@@ -322,12 +312,11 @@ CLIENTS: Final = {
         source="fingerprint",
         headers={"User-Agent": "langchainjs-openai/1.0.0"},
         opening="Hi",
-        waits_for=SHORT_OPENING,
     ),
     "aider": Client(source="fingerprint", headers={"User-Agent": "litellm/1.80"}, has_tools=False),
     "vercel ai sdk": Client(source="fingerprint", headers={"User-Agent": "ai-sdk/5.0"}, agent={}),
     "vercel ai sdk, a short opening": Client(
-        source="fingerprint", headers={"User-Agent": "ai-sdk/5.0"}, opening="Hi", waits_for=SHORT_OPENING
+        source="fingerprint", headers={"User-Agent": "ai-sdk/5.0"}, opening="Hi"
     ),
     "continue": Client(
         source="fingerprint",

@@ -42,8 +42,7 @@ class Session:
     async def help(self) -> None:
         """Ask everything that the client asks beside its conversation."""
         for helper in self.client.helpers:
-            if not helper.waits_for:
-                await self.post(*self.talk.helper(helper))
+            await self.post(*self.talk.helper(helper))
 
     async def post(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> httpx.Response:
         answer = await self.world.client.post(path, headers=headers, json=body)
@@ -74,29 +73,15 @@ async def _turns_of_sessions(world: GatewayWorld) -> list[int]:
     return sorted(turns)
 
 
-def _clients() -> list[Any]:
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=client.waits_for, strict=True))
-        if client.waits_for
-        else name
-        for name, client in CLIENTS.items()
-    ]
-
-
 def _helpers() -> list[Any]:
     return [
-        pytest.param(
-            name,
-            number,
-            marks=[pytest.mark.xfail(reason=helper.waits_for, strict=True)] if helper.waits_for else [],
-            id=f"{name}: {helper.name}",
-        )
+        pytest.param(name, number, id=f"{name}: {helper.name}")
         for name, client in CLIENTS.items()
         for number, helper in enumerate(client.helpers)
     ]
 
 
-@pytest.mark.parametrize("name", _clients())
+@pytest.mark.parametrize("name", CLIENTS)
 async def test_twelve_turns_of_a_client_have_one_home(name: str) -> None:
     """N19: retries, titles, counts, sub-agents and compaction in between leave a conversation where it is."""
     client = CLIENTS[name]

@@ -15,7 +15,6 @@ from gateway.wire import defaults
 
 Parse = Callable[..., RequestFacts]
 
-KNOWN = [name for name, client in CLIENTS.items() if not client.waits_for]
 NAMED = [name for name, client in CLIENTS.items() if client.has_id]
 
 NOTHING: dict[str, Any] = {"model": "m", "messages": []}
@@ -39,7 +38,7 @@ def _turns(parse: Parse, client: Client, session: str, agent: str | None = None)
     return facts
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", CLIENTS)
 def test_all_turns_of_a_conversation_have_one_key(parse: Parse, name: str) -> None:
     """N19: the same key from the same source, through retries and compaction; each turn may bind."""
     facts = _turns(parse, CLIENTS[name], "session-1")[CLIENTS[name].num_unnamed :]
@@ -55,7 +54,7 @@ def test_another_conversation_of_the_same_person_has_another_key(parse: Parse, n
     assert first.session_key != second.session_key
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN if CLIENTS[name].agent is not None])
+@pytest.mark.parametrize("name", [name for name in CLIENTS if CLIENTS[name].agent is not None])
 def test_a_sub_agent_has_a_key_of_its_own(parse: Parse, name: str) -> None:
     """Its prompt shares nothing with its parent's, whose home it would only make fuller."""
     client = CLIENTS[name]
