@@ -24,7 +24,7 @@ from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.pool import UpstreamPool
 from gateway.values import AttemptOutcome, BackendId
 from gateway.wire.cache_salt import SALTED_ENGINES, with_cache_salt
-from gateway.wire.headers import RequestHeads, find_header, response_headers
+from gateway.wire.headers import RequestHeads, bearer, find_header, response_headers
 
 MAX_HELD_BYTES: Final = 65_536
 """An answer that is longer than this has begun, whatever it holds."""
@@ -45,6 +45,7 @@ class Forwarder:
         config = parts.config
         self._failover = config.failover
         self._heads = RequestHeads(config.headers, passes_credentials=config.passes_client_credentials)
+        self._passes_client_key = config.passes_client_key
 
     def prepare(self, turn: Turn, attempt: Attempt) -> None:
         """Make the bytes to send, and find the pool of the chosen backend. Raises UpstreamConnectFailed."""
@@ -79,7 +80,7 @@ class Forwarder:
             host=pool.address.host_header.decode(),
             body_length=len(turn.sent_body) if has_body else None,
             request_id=turn.request_id,
-            authorization=f"Bearer {api_key}" if api_key else None,
+            credential=bearer(api_key) or (turn.credential if self._passes_client_key else None),
             is_upgrade=turn.is_upgrade,
         )
 

@@ -43,14 +43,14 @@ class Intake:
         Asks who it is before the body is read. Raises GatewayError.
         """
         request = turn.request
-        tenant = self._gatekeeper.recognise(request)
-        if tenant is None:
+        recognised = self._gatekeeper.recognise(request)
+        if recognised is None:
             return self._prove(turn)
-        turn.tenant = tenant
+        turn.tenant, turn.credential = recognised
         return self._receive(turn)
 
     async def _prove(self, turn: Turn) -> None:
-        turn.tenant = await self._gatekeeper.prove(turn.request)
+        turn.tenant, turn.credential = await self._gatekeeper.prove(turn.request)
         await turn.request.read_body()
         waiting = self._receive(turn)
         if waiting is not None:

@@ -21,6 +21,7 @@ from gateway.limits.tenant_limiter import Charge
 from gateway.request.answer_observer import AnswerObserver
 from gateway.request.tracing import RequestTrace
 from gateway.routing.reservation import Reservation
+from gateway.tenants.credentials import RawHeader
 from gateway.tenants.tenant import ANONYMOUS, Tenant
 from gateway.values import (
     Affinity,
@@ -119,6 +120,7 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     request_id: str
     started_s: float
     tenant: Tenant = ANONYMOUS
+    credential: RawHeader | None = None  # the header that proved it, where one did
     body: bytes = b""  # as received; given back when an answer begins
     sent_body: bytes = b""  # what the last attempt sent of it
     is_upgrade: bool = False  # the client asks for a WebSocket

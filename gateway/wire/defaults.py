@@ -39,6 +39,7 @@ SESSION_HEADERS: Final = (
 
 NEVER_A_SESSION: Final = frozenset(
     {
+        "api-key",
         "authorization",
         "cookie",
         "forwarded",
