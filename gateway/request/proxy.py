@@ -36,6 +36,7 @@ from gateway.request.held_answers import HeldAnswers
 from gateway.request.parts import ProxyParts
 from gateway.request.placing import PLACE_STEP, Placer
 from gateway.request.refuse import log_fault, refuse
+from gateway.request.spending import max_prompt_tokens
 from gateway.request.turn import Parked, Turn, Waiting, nothing_waits
 from gateway.scheduling.rounds import Stage, rounds_of_loop
 from gateway.upstream.pool import UpstreamPool
@@ -236,6 +237,7 @@ class Proxy:
             is_stream=is_stream,
             limit_bytes=self._parts.config.limits.max_answer_observe_bytes,
             on_first_token=partial(self._on_first_token, turn) if is_stream else None,
+            max_prompt_tokens=max_prompt_tokens(turn),
         )
         if turn.api is Api.RESPONSES and is_background(turn.body):
             observer.take_openings_for_content()

@@ -101,16 +101,6 @@ class TurnOutcome(msgspec.Struct, kw_only=True):
     def usage(self) -> Usage | None:
         return self.observer.usage if self.observer is not None else None
 
-    @property
-    def used_tokens(self) -> int | None:
-        """What it cost, as reported; 0 for a request that failed, None where nobody knows."""
-        if self.observer is None:
-            return None if self.is_client_gone and self.sent_s is not None else 0
-        usage = self.observer.usage
-        if usage is None or usage.prompt_tokens is None:
-            return None
-        return usage.prompt_tokens + (usage.completion_tokens or 0)
-
 
 class Turn(msgspec.Struct, kw_only=True, eq=False):
     """One request, with its placement and its outcome."""

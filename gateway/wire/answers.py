@@ -67,6 +67,7 @@ class ResponsesAnswer(msgspec.Struct, gc=False):
     usage: WireUsage | None = None
     error: Raw = _NO_RAW
     code: Raw = _NO_RAW  # of an `error` event
+    background: bool | None = None
     response: ResponsesAnswer | None = None
 
 

@@ -196,7 +196,7 @@ class BodyDecoder:
 
 
 def is_background(body: bytes) -> bool:
-    """Whether a request of the Responses API asks for a job that outlives its connection."""
+    """Whether a request or answer of the Responses API is of a job that outlives its connection."""
     return _BACKGROUND.search(body) is not None
 
 

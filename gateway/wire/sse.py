@@ -60,6 +60,7 @@ class SseObserver:
         "finish_reason",
         "has_content",
         "has_first_token",
+        "is_background",
         "is_complete",
         "num_events",
         "response_id",
@@ -73,6 +74,7 @@ class SseObserver:
         self.takes_openings_for_content = False
         self.error_status: int | None = None  # what the backend reported inside the stream, as a status
         self.is_complete = False  # the dialect's last event was seen
+        self.is_background = False  # the answer of a job that outlives its connection
         self.usage = Usage()
         self.finish_reason: str | None = None
         self.response_id: str | None = None
@@ -218,6 +220,7 @@ class SseObserver:
             return
         self.response_id = event.response.id or self.response_id
         self._note_usage(event.response.usage)
+        self.is_background = self.is_background or event.response.background is True
         if kind in _RESPONSES_ENDS:
             self.is_complete = True
             if kind == "response.failed":
