@@ -12,7 +12,7 @@ from typing import Final, TypedDict
 
 from gateway.errors import UnsupportedMediaType
 from gateway.values import Api, KeySource, RequestFacts, SessionKey
-from gateway.wire.bodies import Body, BodyDecoder
+from gateway.wire.bodies import Body, BodyDecoder, asks_for_no_usage
 from gateway.wire.cascade import KeyCascade
 from gateway.wire.conversations import MIN_BYTES, Conversations, Found, Reading, Request, is_same_scope
 from gateway.wire.encodings import decode_body
@@ -28,6 +28,7 @@ from gateway.wire.settings import KeySettings
 _CACHELESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.MODELS.value, Api.AUDIO.value})
 _CONVERSATIONS: Final = frozenset({Api.CHAT.value, Api.MESSAGES.value, Api.RESPONSES.value})
 _BODYLESS: Final = frozenset({Api.MODELS.value, Api.OTHER.value})
+_TELLS_IF_ASKED: Final = frozenset({Api.CHAT.value, Api.COMPLETIONS.value})
 _PROMPTLESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.AUDIO.value})
 
 
@@ -185,6 +186,9 @@ def _facts(api: Api, tenant: str, reading: Reading, *, is_cacheless: bool) -> Re
         tenant=tenant,
         model=body.model,
         is_stream=body.is_stream,
+        lacks_usage=body.is_stream
+        and api._value_ in _TELLS_IF_ASKED
+        and asks_for_no_usage(body.stream_options),
         session_key=key.session_key if key else None,
         prompt_key=prompt_key,
         answer_key=identity.answer_key,

@@ -154,7 +154,7 @@ class SseObserver:
                 continue
             if self.has_first_token and self._is_dull(event):
                 continue  # decide per event, or the result would depend on the other events of the block
-            payload = _payload(event)
+            payload = payload_of(event)
             if payload is None:
                 continue
             if payload == b"[DONE]":
@@ -180,6 +180,8 @@ class SseObserver:
             self.response_id = answer.id
         if not self.has_first_token:
             self.has_first_token = _has_token(answer)
+        if answer.timings is not None:
+            self._note_usage(answer.timings.usage)
         self._note_usage(answer.usage)
         reason = finish_reason_of(answer)
         if reason is not None:
@@ -241,7 +243,7 @@ class SseObserver:
             self.has_content = True
 
 
-def _payload(event: bytes) -> bytes | None:
+def payload_of(event: bytes) -> bytes | None:
     """Return the data of one event: its joined `data` lines, or None if it has none."""
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]
