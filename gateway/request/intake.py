@@ -30,13 +30,14 @@ class Intake:
         key_watch: KeyWatch,
         gatekeeper: Gatekeeper,
         limiter: TenantLimiter,
+        spending: Spending,
         store_budget: Callable[[], StoreBudget | None],
     ) -> None:
         """`store_budget` returns how long a request that begins now may wait for the session store."""
         self._store_budget = store_budget
         self._reader, self._key_watch = reader, key_watch
         self._gatekeeper, self._limiter = gatekeeper, limiter
-        self._spending = Spending()
+        self._spending = spending
         self.recognise, self.prove = gatekeeper.recognise, gatekeeper.prove
 
     def read(self, turn: Turn) -> Waiting | Parked | None:

@@ -57,11 +57,17 @@ def plausible(usage: Usage, max_prompt_tokens: int, max_completion_tokens: int) 
 
     An engine that reports nonsense once must not cost a tenant its limits, or a session its context length.
     """
-    prompt_tokens = _within(usage.prompt_tokens, max_prompt_tokens)
+    prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+    if (
+        0 <= (cached or 0) <= (prompt or 0) <= max_prompt_tokens
+        and 0 <= (completion or 0) <= max_completion_tokens
+    ):
+        return usage
+    prompt_tokens = _within(prompt, max_prompt_tokens)
     return Usage(
         prompt_tokens=prompt_tokens,
-        completion_tokens=_within(usage.completion_tokens, max_completion_tokens),
-        cached_tokens=_within(usage.cached_tokens, prompt_tokens or 0),
+        completion_tokens=_within(completion, max_completion_tokens),
+        cached_tokens=_within(cached, prompt_tokens or 0),
     )
 
 

@@ -135,6 +135,14 @@ async def test_what_is_seen_is_measured_as_answers_that_report() -> None:
         assert 900 <= before - await left(world) <= 1_100
 
 
+async def test_a_whole_text_in_one_event_is_more_than_one_token() -> None:
+    """An engine, or a client's option, may gather many tokens in an event."""
+    async with limited() as world:
+        world.backends[0].script(fake.stream(TOKEN.replace(b"word", b"x" * 40_000), STOP, DONE))
+        await world.chat(stream=True)
+        assert 6_500 <= await spent(world) <= 10_500
+
+
 async def test_a_body_that_reports_nothing_is_charged_by_its_bytes() -> None:
     """One that is too long to be read too."""
     async with limited() as world:
