@@ -136,6 +136,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tenant: str = "default"
     model: str | None = None
     is_stream: bool = False
+    lacks_usage: bool = False  # a stream that will not tell its usage unless it is asked
     session_key: SessionKey | None = None
     prompt_key: PromptKey | None = None
     answer_key: SessionKey | None = None  # key of the stored response that it refers to or continues

@@ -139,10 +139,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def passes_client_credentials(self) -> bool:
-        """Whether clients' credentials are forwarded to backends. Always, if the gateway requires none."""
-        return self.authentication.passes_client_key or not must_authenticate(
-            self.tenants, self.authentication
-        )
+        """Whether all credentials are forwarded: they are meant for backends where we ask for none."""
+        return not must_authenticate(self.tenants, self.authentication)
+
+    @property
+    def passes_client_key(self) -> bool:
+        """Whether the credential that proved the client's tenant is forwarded, and no other."""
+        return self.authentication.passes_client_key
 
 
 def load_config(path: Path | None) -> Config:

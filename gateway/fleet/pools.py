@@ -10,7 +10,7 @@ from gateway.fleet.registry import Fleet
 from gateway.upstream.pool import UpstreamPool
 from gateway.upstream.settings import UpstreamSettings
 from gateway.values import BackendId, FleetView
-from gateway.wire.headers import RequestHeads
+from gateway.wire.headers import RequestHeads, bearer
 from gateway.wire.settings import HeaderSettings
 
 
@@ -52,7 +52,7 @@ class UpstreamPools:
             host=address.host_header.decode(),
             body_length=body_length,
             request_id="homing",
-            authorization=f"Bearer {api_key}" if api_key else None,
+            credential=bearer(api_key),
         )
 
     def sync(self, view: FleetView) -> None:

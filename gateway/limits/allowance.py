@@ -2,7 +2,8 @@
 
 Each limited rate has a token bucket that holds at most a minute's worth and refills evenly; a request takes
 from all buckets or from none. Tokens are charged in two steps: an estimate of the prompt when the request
-arrives, and the difference to the actual use when it ends. So a bucket may go below zero, and the tenant then
+arrives, and the difference to the actual use when it ends; one that spends none is not held up by an empty
+bucket. So a bucket may go below zero, and the tenant then
 waits until it has refilled. A request larger than a whole bucket passes when the bucket is full, because it
 could never pass otherwise.
 
@@ -20,7 +21,7 @@ from gateway.limits.settings import TenantLimits
 from gateway.values import RequestFacts
 
 REFUSAL_CAUSES = ("tenant_in_flight", "tenant_requests", "tenant_tokens")
-_BYTES_PER_TOKEN = 4  # English text; corrected by the engine's report
+_BYTES_PER_TOKEN = 4  # English text; corrected when the request ends
 _IN_FLIGHT_RETRY_S = 1.0  # a place frees up when an answer ends; there is no better estimate
 
 
@@ -44,21 +45,16 @@ def judge(
         return "tenant_in_flight", _IN_FLIGHT_RETRY_S
     if limits.requests_per_minute is not None and requests_left < 1.0:
         return "tenant_requests", (1.0 - requests_left) * 60.0 / limits.requests_per_minute
-    if limits.tokens_per_minute is not None:
-        needed = tokens_needed(limits.tokens_per_minute, tokens)
+    if limits.tokens_per_minute is not None and tokens > 0:
+        needed = min(tokens, limits.tokens_per_minute)
         if tokens_left < needed:
             return "tenant_tokens", (needed - tokens_left) * 60.0 / limits.tokens_per_minute
     return None, 0.0
 
 
-def tokens_needed(tokens_per_minute: int, tokens: int) -> int:
-    """Return the level that a request needs: at least 1, at most the size of the bucket."""
-    return min(max(tokens, 1), tokens_per_minute)
-
-
 def estimated_tokens(facts: RequestFacts) -> int:
-    """Return what a request is charged when it arrives: its prompt, at an average token length."""
-    return facts.num_prompt_bytes // _BYTES_PER_TOKEN
+    """Return what a request is charged on arrival: its prompt, at an average token length; at least 1."""
+    return facts.num_prompt_bytes // _BYTES_PER_TOKEN or 1
 
 
 class TenantUse:

@@ -6,6 +6,7 @@ Invariant: contradictory settings cannot be built; the error names the option.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -19,13 +20,20 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Average rate of requests; a minute's worth may arrive at once."""
     tokens_per_minute: int | None = None
     """Average rate of prompt and completion tokens. A request is charged an estimate of its prompt when it
-    arrives, and the difference to what the engine reports when it ends."""
+    arrives, and the difference to its real use when it ends: what the engine reports, or what was seen of the
+    answer where it reports nothing or the client left before. Counts of tokens are charged none."""
+    cached_token_rate: float = 1.0
+    """How much of a prompt token the engine's cache had counts against `tokens_per_minute`: 1 is all of it,
+    0 nothing. The estimate on arrival always counts all."""
 
     def __post_init__(self) -> None:
         for name in ("max_in_flight", "requests_per_minute", "tokens_per_minute"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 10**12:
                 raise ValueError(f"{name} must be 1 to 10^12, or left out for no limit, got {value}")
+
+        if not 0.0 <= self.cached_token_rate <= 1.0:
+            raise ValueError(f"cached_token_rate must be 0 to 1, got {self.cached_token_rate}")
 
     @property
     def is_unlimited(self) -> bool:
@@ -55,6 +63,12 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Tenants whose use is tracked; beyond this the one idle longest is forgotten."""
     max_answer_observe_bytes: int = 1024 * 1024
     """Non-streamed answers up to this size are parsed for token usage as they pass."""
+
+    ask_for_usage: Literal["never", "limited", "always"] = "limited"
+    """Whose streams of chats and completions the gateway asks for their token usage where the client has not:
+    those of tenants with `tokens_per_minute`, or of all. Only vLLM, SGLang, TensorRT-LLM and our worker are
+    asked; llama.cpp tells by itself. The additional chunk is kept from the client. A stream that does not
+    report is charged by what was seen of it."""
 
     def __post_init__(self) -> None:
         if self.max_in_flight < 1 or self.max_tenants_tracked < 1:

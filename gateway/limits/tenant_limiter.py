@@ -101,11 +101,11 @@ class TenantLimiter:
             raise refusal(limits, allowance)
         return Charge(tenant=tenant, limits=limits, tokens=tokens, allowance=allowance)
 
-    def leave(self, charge: Charge, used_tokens: int | None) -> None:
-        """Settle one request, exactly once. With `used_tokens` None (unknown) the estimate stands."""
+    def leave(self, charge: Charge, used_tokens: int) -> None:
+        """Settle one request, exactly once."""
         use, more = self._uses[charge.tenant], 0
         use.num_in_flight -= 1
-        if charge.limits.tokens_per_minute is not None and used_tokens is not None:
+        if charge.limits.tokens_per_minute is not None:
             more = used_tokens - charge.tokens
             use.correct(charge.limits, more, self._clock())
         self._settle(charge.tenant, charge.limits, more)

@@ -54,6 +54,7 @@ from gateway.request.operator_tokens import Tokens
 from gateway.request.parts import ProxyParts
 from gateway.request.proxy import Proxy
 from gateway.request.recorder import Recorder
+from gateway.request.spending import Spending
 from gateway.request.tracing import Tracing, open_tracing
 from gateway.routing.failover import RetryBudget
 from gateway.routing.key_watch import KeyWatch
@@ -138,6 +139,7 @@ class GatewayParts:
     def _build_limits(self, config: Config) -> None:
         self.admission = Admission(config.limits, clock=self._clock)
         self.fleet.add_view_observer(self.admission.observe_view)
+        self.spending = Spending()
         self.limiter = TenantLimiter(
             max_tenants=config.limits.max_tenants_tracked, clock=self._clock, shared=self.shared.tenant_use
         )
@@ -303,6 +305,7 @@ class GatewayParts:
             key_watch=self.key_watch,
             gatekeeper=self.authentication.gatekeeper,
             limiter=self.limiter,
+            spending=self.spending,
             store_budget=self.sessions.budget,
         )
 

@@ -13,7 +13,9 @@ from typing import Final
 
 from gateway.values import Api, Usage
 from gateway.wire.answers import error_in_json, id_at_head, observe_json
+from gateway.wire.bodies import is_background
 from gateway.wire.sse import SseObserver
+from gateway.wire.usage import UNSEEN_TOKENS, plausible
 
 BATCH_BYTES: Final = 2_048
 """About ten events of one token; an open stream holds half of it on average."""
@@ -23,6 +25,7 @@ class AnswerObserver:
     """Fed with the body of one 2xx answer by the relay; `finish` once at its end."""
 
     __slots__ = (
+        "_max_prompt_tokens",
         "_on_first_token",
         "_room_bytes",
         "_sse",
@@ -30,14 +33,26 @@ class AnswerObserver:
         "api",
         "error_status",
         "finish_reason",
+        "is_background",
+        "num_bytes",
         "response_id",
         "usage",
     )
 
     def __init__(
-        self, api: Api, *, is_stream: bool, limit_bytes: int, on_first_token: Callable[[], None] | None
+        self,
+        api: Api,
+        *,
+        is_stream: bool,
+        limit_bytes: int,
+        on_first_token: Callable[[], None] | None,
+        max_prompt_tokens: int = UNSEEN_TOKENS,
     ) -> None:
+        """`max_prompt_tokens`: more than that is no plausible report."""
         self.api = api
+        self.num_bytes = 0  # of the body, so far
+        self._max_prompt_tokens = max_prompt_tokens
+        self.is_background = False  # of a job that outlives its connection; known at the end
         self._sse = SseObserver(api) if is_stream else None
         self._unread: list[bytes] = []
         self._room_bytes = 0 if is_stream else limit_bytes  # how much more may wait unread
@@ -69,6 +84,16 @@ class AnswerObserver:
             self._sse.takes_openings_for_content = True
 
     @property
+    def is_stream(self) -> bool:
+        return self._sse is not None
+
+    @property
+    def num_events(self) -> int:
+        """Of a stream, so far. 0 for a whole answer."""
+        self._catch_up()
+        return 0 if self._sse is None else self._sse.num_events
+
+    @property
     def has_first_token(self) -> bool:
         return self._sse is not None and self._sse.has_first_token
 
@@ -81,6 +106,7 @@ class AnswerObserver:
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
         self._unread.append(data)
+        self.num_bytes += len(data)
         self._room_bytes -= len(data)
         if self._room_bytes < 0:
             self._make_room()
@@ -112,9 +138,13 @@ class AnswerObserver:
             self._catch_up()
             self.usage, self.finish_reason = self._sse.usage, self._sse.finish_reason
             self.response_id, self.error_status = self._sse.response_id, self._sse.error_status
+            self.is_background = self._sse.is_background
         elif self._room_bytes >= 0:
             body = b"".join(self._unread)
             self.usage, self.finish_reason, self.response_id = observe_json(self.api, body)
             self.error_status = error_in_json(body)
+            self.is_background = self.api is Api.RESPONSES and is_background(body)
+        if self.usage is not None:
+            self.usage = plausible(self.usage, self._max_prompt_tokens, self.num_bytes + UNSEEN_TOKENS)
         self._unread.clear()
         self._on_first_token = None  # it knows the turn, which knows us: leave no cycle to the collector

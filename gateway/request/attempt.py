@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.request.answer_observer import AnswerObserver
     from gateway.request.turn import Turn
     from gateway.upstream.pool import UpstreamPool
+    from gateway.wire.asked_usage import UsageFilter
 
 
 class AttemptOwner(Protocol):
@@ -41,7 +42,17 @@ class AttemptOwner(Protocol):
 class Attempt(UpstreamAnswer):
     """Made by `Proxy._prepare`; `turn` is None when it is over."""
 
-    __slots__ = ("_owner", "held", "is_event_stream", "observer", "pool", "relay", "request_head", "turn")
+    __slots__ = (
+        "_owner",
+        "held",
+        "is_event_stream",
+        "observer",
+        "pool",
+        "relay",
+        "request_head",
+        "turn",
+        "usage_filter",
+    )
 
     def __init__(self, owner: AttemptOwner, turn: Turn) -> None:
         super().__init__()
@@ -51,6 +62,7 @@ class Attempt(UpstreamAnswer):
         self.request_head = b""  # as sent; kept until the answer begins, to send it again
         self.is_event_stream = False
         self.observer: AnswerObserver | None = None  # of a good answer
+        self.usage_filter: UsageFilter | None = None  # where the gateway has asked for more than the client
         self.held: list[bytes] = []  # of the body, until the answer begins
         self.relay: ClientRelay | None = None  # once it has begun
 
@@ -80,6 +92,8 @@ class Attempt(UpstreamAnswer):
         try:
             if data and self.observer is not None:
                 self._observe(self.observer, data)
+            if self.usage_filter is not None:
+                data = self.usage_filter.feed(data, is_last)
             if self.relay is not None:
                 self._pass_on(self.relay, data, is_last)
             else:

@@ -1,8 +1,8 @@
 """Steps 5 and 6, the parts that know headers and statuses: what an attempt sends, and what its head means.
 
-What is sent is what was received, but for the head's own rules (`wire.headers`), the backend's key and a
-tenant's cache salt. What a head says of its backend (overload, sickness, a wish to rest) is told from here; a
-head that another backend can better becomes an UpstreamError.
+What is sent is what was received, but for the head's own rules (`wire.headers`), the backend's key, a salt
+and a question for usage. What a head says of its backend (overload, sickness, a wish to rest) is told from
+here; a head that another backend can better becomes an UpstreamError.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from gateway.routing.health import Outcome, outcome_of_status
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.pool import UpstreamPool
 from gateway.values import AttemptOutcome, BackendId
+from gateway.wire.asked_usage import ASKED_ENGINES, UsageFilter, with_usage_asked
 from gateway.wire.cache_salt import SALTED_ENGINES, with_cache_salt
-from gateway.wire.headers import RequestHeads, find_header, response_headers
+from gateway.wire.headers import RequestHeads, bearer, find_header, response_headers
 
 MAX_HELD_BYTES: Final = 65_536
 """An answer that is longer than this has begun, whatever it holds."""
@@ -43,8 +44,10 @@ class Forwarder:
         self._fleet, self._pools, self._metrics = parts.fleet, parts.pools, parts.metrics
         self._cooldowns, self._clock = parts.admission.cooldowns, parts.clock
         config = parts.config
+        self._ask_for_usage = config.limits.ask_for_usage
         self._failover = config.failover
         self._heads = RequestHeads(config.headers, passes_credentials=config.passes_client_credentials)
+        self._passes_client_key = config.passes_client_key
 
     def prepare(self, turn: Turn, attempt: Attempt) -> None:
         """Make the bytes to send, and find the pool of the chosen backend. Raises UpstreamConnectFailed."""
@@ -52,19 +55,32 @@ class Forwarder:
         assert backend_id is not None
         pool = attempt.pool = self._pools.get(backend_id)
         turn.placement.num_attempts += 1
-        turn.sent_body = self._body_for(turn, backend_id)
+        turn.sent_body = self._body_for(turn, attempt, backend_id)
         attempt.may_upgrade = turn.is_upgrade
         attempt.request_head = self._request_head(turn, backend_id, pool)
         if turn.outcome.sent_s is None:
             turn.outcome.sent_s = self._clock()
 
-    def _body_for(self, turn: Turn, backend_id: BackendId) -> bytes:
-        """The received bytes; with its tenant's salt for an engine that keeps caches apart by one."""
-        salt = turn.tenant.cache_salt
-        backend = self._fleet.view.get(backend_id) if salt is not None else None
-        if salt is None or backend is None or backend.engine not in SALTED_ENGINES:
-            return turn.body
-        return with_cache_salt(turn.api, turn.body, salt, turn.request.headers.get("content-encoding"))
+    def _body_for(self, turn: Turn, attempt: Attempt, backend_id: BackendId) -> bytes:
+        """The received bytes; with its tenant's salt, and with a question for its usage, where the engine has
+        such fields."""
+        body, salt, asks = turn.body, turn.tenant.cache_salt, self._asks_for_usage(turn)
+        backend = self._fleet.view.get(backend_id) if asks or salt is not None else None
+        if backend is None:
+            return body
+        if salt is not None and backend.engine in SALTED_ENGINES:
+            body = with_cache_salt(turn.api, body, salt, turn.request.content_encoding)
+        if asks and backend.engine in ASKED_ENGINES:
+            body, attempt.usage_filter = with_usage_asked(body), UsageFilter(backend.engine)
+        return body
+
+    def _asks_for_usage(self, turn: Turn) -> bool:
+        """Whether the gateway wants to know the usage of a stream whose client does not."""
+        if not turn.facts.lacks_usage or turn.request.content_encoding is not None:
+            return False
+        if self._ask_for_usage == "limited":
+            return turn.charge is not None and turn.charge.limits.tokens_per_minute is not None
+        return self._ask_for_usage == "always"
 
     def _request_head(self, turn: Turn, backend_id: BackendId, pool: UpstreamPool) -> bytes:
         api_key, request = self._fleet.api_key(backend_id), turn.request
@@ -79,7 +95,7 @@ class Forwarder:
             host=pool.address.host_header.decode(),
             body_length=len(turn.sent_body) if has_body else None,
             request_id=turn.request_id,
-            authorization=f"Bearer {api_key}" if api_key else None,
+            credential=bearer(api_key) or (turn.credential if self._passes_client_key else None),
             is_upgrade=turn.is_upgrade,
         )
 

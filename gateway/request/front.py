@@ -216,9 +216,9 @@ class Front:
 
     def _serve_models(self, request: ClientRequest, route: Route, request_id: str) -> None:
         """Answer at once, or when the tenant's credentials have been proved."""
-        tenant = self._proxy.intake.recognise(request)
-        if tenant is not None:
-            self._answer_models(request, route, tenant, request_id)
+        recognised = self._proxy.intake.recognise(request)
+        if recognised is not None:
+            self._answer_models(request, route, recognised[0], request_id)
             return
         task = asyncio.get_running_loop().create_task(self._prove_and_list(request, route, request_id))
         self._tasks.add(task)
@@ -227,7 +227,7 @@ class Front:
 
     async def _prove_and_list(self, request: ClientRequest, route: Route, request_id: str) -> None:
         try:
-            tenant = await self._proxy.intake.prove(request)
+            tenant, _ = await self._proxy.intake.prove(request)
             request.on_gone = None
             self._answer_models(request, route, tenant, request_id)
         except Exception as error:

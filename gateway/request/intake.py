@@ -12,6 +12,7 @@ from collections.abc import Callable
 from gateway.limits.allowance import estimated_tokens
 from gateway.limits.tenant_limiter import TenantLimiter
 from gateway.request.body_helper import FactsReader
+from gateway.request.spending import Spending
 from gateway.request.turn import Parked, Turn, Waiting
 from gateway.routing.key_watch import KeyWatch
 from gateway.tenants.gatekeeper import Gatekeeper
@@ -29,12 +30,14 @@ class Intake:
         key_watch: KeyWatch,
         gatekeeper: Gatekeeper,
         limiter: TenantLimiter,
+        spending: Spending,
         store_budget: Callable[[], StoreBudget | None],
     ) -> None:
         """`store_budget` returns how long a request that begins now may wait for the session store."""
         self._store_budget = store_budget
         self._reader, self._key_watch = reader, key_watch
         self._gatekeeper, self._limiter = gatekeeper, limiter
+        self._spending = spending
         self.recognise, self.prove = gatekeeper.recognise, gatekeeper.prove
 
     def read(self, turn: Turn) -> Waiting | Parked | None:
@@ -43,14 +46,14 @@ class Intake:
         Asks who it is before the body is read. Raises GatewayError.
         """
         request = turn.request
-        tenant = self._gatekeeper.recognise(request)
-        if tenant is None:
+        recognised = self._gatekeeper.recognise(request)
+        if recognised is None:
             return self._prove(turn)
-        turn.tenant = tenant
+        turn.tenant, turn.credential = recognised
         return self._receive(turn)
 
     async def _prove(self, turn: Turn) -> None:
-        turn.tenant = await self._gatekeeper.prove(turn.request)
+        turn.tenant, turn.credential = await self._gatekeeper.prove(turn.request)
         await turn.request.read_body()
         waiting = self._receive(turn)
         if waiting is not None:
@@ -94,16 +97,22 @@ class Intake:
             return None
         if self._limiter.is_shared:
             return self._charge(turn)
-        turn.charge = self._limiter.enter_here(tenant.name, tenant.limits, estimated_tokens(turn.facts))
+        turn.charge = self._limiter.enter_here(tenant.name, tenant.limits, _expected_tokens(turn))
         return None
 
     async def _charge(self, turn: Turn) -> None:
         tenant = turn.tenant
         turn.charge = await self._limiter.enter(
-            tenant.name, tenant.limits, estimated_tokens(turn.facts), turn.store_budget
+            tenant.name, tenant.limits, _expected_tokens(turn), turn.store_budget
         )
 
     def settle(self, turn: Turn) -> None:
         """Charge what the request really used."""
         if turn.charge is not None:
-            self._limiter.leave(turn.charge, turn.outcome.used_tokens)
+            self._limiter.leave(turn.charge, self._spending.settle(turn, turn.charge))
+
+
+def _expected_tokens(turn: Turn) -> int:
+    """Nothing for what computes nothing: counts, and what is asked about a stored answer."""
+    spends = not turn.route.is_count and turn.route.response_id is None
+    return estimated_tokens(turn.facts) if spends else 0

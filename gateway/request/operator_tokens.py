@@ -37,5 +37,10 @@ class Tokens:
 
 def _equal(token: str | None, given: str) -> bool:
     # compare even when no token is set, so that timing does not reveal which tokens exist
-    is_equal = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), (token or "").encode())
+    is_equal = hmac.compare_digest(_bytes_of(given), _bytes_of(token or ""))
     return bool(token) and is_equal
+
+
+def _bytes_of(text: str) -> bytes:
+    """Headers and the environment may hold bytes that are no text."""
+    return text.encode("utf-8", "surrogateescape")

@@ -36,6 +36,7 @@ from gateway.request.held_answers import HeldAnswers
 from gateway.request.parts import ProxyParts
 from gateway.request.placing import PLACE_STEP, Placer
 from gateway.request.refuse import log_fault, refuse
+from gateway.request.spending import max_prompt_tokens
 from gateway.request.turn import Parked, Turn, Waiting, nothing_waits
 from gateway.scheduling.rounds import Stage, rounds_of_loop
 from gateway.upstream.pool import UpstreamPool
@@ -182,6 +183,8 @@ class Proxy:
         elif attempt.status < 300:
             attempt.is_event_stream = is_event_stream(attempt)
             attempt.observer = turn.outcome.observer = self._observe(turn, attempt.is_event_stream)
+        if not attempt.is_event_stream:
+            attempt.usage_filter = None
 
     def on_held(self, turn: Turn, attempt: Attempt, is_last: bool) -> None:
         """Pass the answer on from its first content; before that another backend may take the request."""
@@ -218,7 +221,7 @@ class Proxy:
             attempt.status,
             attempt.reason,
             answer_headers(turn, attempt, attempt.is_event_stream),
-            content_length=attempt.content_length,
+            content_length=attempt.content_length if attempt.usage_filter is None else None,
             is_event_stream=attempt.is_event_stream,
         )
         relay.attach(attempt)
@@ -236,6 +239,7 @@ class Proxy:
             is_stream=is_stream,
             limit_bytes=self._parts.config.limits.max_answer_observe_bytes,
             on_first_token=partial(self._on_first_token, turn) if is_stream else None,
+            max_prompt_tokens=max_prompt_tokens(turn),
         )
         if turn.api is Api.RESPONSES and is_background(turn.body):
             observer.take_openings_for_content()
@@ -282,6 +286,7 @@ class Proxy:
         elif self._failing.is_only_stale(turn, error):
             again = turn.attempt = Attempt(self, turn)
             again.may_upgrade, again.request_head = attempt.may_upgrade, attempt.request_head
+            again.usage_filter = attempt.usage_filter
             self._wait_for(turn, self._send_again(turn, again))
         else:
             self._fail_over(turn, error)

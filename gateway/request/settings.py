@@ -34,3 +34,6 @@ class RequestConfig(Protocol):
 
     @property
     def passes_client_credentials(self) -> bool: ...
+
+    @property
+    def passes_client_key(self) -> bool: ...

@@ -21,6 +21,7 @@ from gateway.limits.tenant_limiter import Charge
 from gateway.request.answer_observer import AnswerObserver
 from gateway.request.tracing import RequestTrace
 from gateway.routing.reservation import Reservation
+from gateway.tenants.credentials import RawHeader
 from gateway.tenants.tenant import ANONYMOUS, Tenant
 from gateway.values import (
     Affinity,
@@ -100,16 +101,6 @@ class TurnOutcome(msgspec.Struct, kw_only=True):
     def usage(self) -> Usage | None:
         return self.observer.usage if self.observer is not None else None
 
-    @property
-    def used_tokens(self) -> int | None:
-        """What it cost, as reported; 0 for a request that failed, None where nobody knows."""
-        if self.observer is None:
-            return None if self.is_client_gone and self.sent_s is not None else 0
-        usage = self.observer.usage
-        if usage is None or usage.prompt_tokens is None:
-            return None
-        return usage.prompt_tokens + (usage.completion_tokens or 0)
-
 
 class Turn(msgspec.Struct, kw_only=True, eq=False):
     """One request, with its placement and its outcome."""
@@ -119,6 +110,7 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     request_id: str
     started_s: float
     tenant: Tenant = ANONYMOUS
+    credential: RawHeader | None = None  # the header that proved it, where one did
     body: bytes = b""  # as received; given back when an answer begins
     sent_body: bytes = b""  # what the last attempt sent of it
     is_upgrade: bool = False  # the client asks for a WebSocket

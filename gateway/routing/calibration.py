@@ -122,22 +122,23 @@ def _ratio(model: PrefillModel) -> float:
 
 
 class TokenRatio:
-    """Tokens per byte of prompt text, per model; the mean of all models for an unknown one."""
+    """Tokens per byte of text (or per other unit) and model; the mean of all models for an unknown one."""
 
-    __slots__ = ("_by_model", "mean")
+    __slots__ = ("_by_model", "_highest", "_least", "mean")
 
-    def __init__(self, settings: RoutingSettings) -> None:
-        self.mean = settings.tokens_per_byte
+    def __init__(self, mean: float, *, highest: float = 2.0, least: int = 64) -> None:
+        """`mean` holds until engines have reported usage. Amounts below `least` teach nothing."""
+        self.mean, self._highest, self._least = mean, highest, least
         self._by_model: dict[str | None, float] = {}
 
     def get(self, model: str | None) -> float:
         return self._by_model.get(model, self.mean)
 
     def observe(self, model: str | None, num_bytes: int, num_tokens: int) -> None:
-        """Learn from one usage report. Changes the ratio. Ignores texts below 64 bytes."""
-        if num_bytes < 64 or num_tokens <= 0:
+        """Learn from one usage report. Changes the ratio."""
+        if num_bytes < self._least or num_tokens <= 0:
             return
-        ratio = min(2.0, max(0.01, num_tokens / num_bytes))
+        ratio = min(self._highest, max(0.01, num_tokens / num_bytes))
         known = self._by_model.get(model)
         if known is None and len(self._by_model) >= 256:
             return  # model names come from clients: bounded

@@ -73,7 +73,7 @@ class Router:
         self._load = LoadTable(settings)
         self._costs = CostModel(settings)
         self._traffic = Traffic(settings)
-        self._tokens = TokenRatio(settings)
+        self._tokens = TokenRatio(settings.tokens_per_byte)
         self._shadow = Shadow(settings.shadow_entries_per_backend)
         self._learner = Learner(settings, self._shadow, self._costs, self._tokens)
         self._lives: list[int] = []  # by slot: how many backends have had it before

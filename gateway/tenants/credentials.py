@@ -1,46 +1,55 @@
-"""The credential of a request: one secret, in one of the headers that SDKs use.
+"""The credentials of a request: every secret that it brings, in whatever place an SDK puts one.
 
-Invariant: no error message quotes what was sent.
+Clients send more than they mean to: an agent adds the login of its vendor, a proxy a password of its own. So
+no place decides alone: whoever reads this tries all, and a secret that proves nothing is no mistake.
+
+Invariant: no error message quotes what was sent. Everything stays bytes: a secret need not be text.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Final
 
-from gateway.errors import Unauthorized
+from gateway.wire.header_names import HeaderNames
+from gateway.wire.headers import CREDENTIALS
 
-MAX_LENGTH = 16 * 1024
+MAX_LENGTH: Final = 16 * 1024
+MAX_TRIED: Final = 4
+"""Each unknown one may cost a look-up in Redis."""
+
+RawHeader = tuple[bytes, bytes]
+
+_NONE: Final = 0
+_WITH_SCHEME: Final = 1
+_BARE: Final = 2
 
 
-class Headers(Protocol):
-    """The part of the headers' interface that is used; names are case-insensitive."""
+def _kind_of(name: bytes) -> int:
+    if name not in CREDENTIALS:
+        return _NONE
+    return _WITH_SCHEME if name == b"authorization" else _BARE
 
-    def getall(self, name: str, default: list[str]) -> list[str]: ...
+
+_KINDS: Final = HeaderNames(_kind_of)
 
 
-def credential_of(headers: Headers) -> str | None:
-    """Return the API key or token of a request, None if there is none. Raises Unauthorized.
+def credentials_of(raw_headers: Sequence[RawHeader]) -> list[tuple[bytes, RawHeader]]:
+    """Return each secret with the header that it came in, in order of arrival; at most `MAX_TRIED`.
 
-    `Authorization: Bearer …` as OpenAI's SDKs send it, else `x-api-key` as Anthropic's do.
+    Empty ones and those longer than `MAX_LENGTH` are none. One pass, O(headers).
     """
-    values = headers.getall("authorization", [])
-    if not values:
-        keys = headers.getall("x-api-key", [])
-        if len(keys) > 1:
-            raise Unauthorized("The request has more than one x-api-key header.")
-        return _checked(keys[0].strip()) if keys else None
-    if len(values) > 1:
-        raise Unauthorized("The request has more than one Authorization header.")
-    scheme, _, credential = values[0].strip().partition(" ")
-    if scheme.lower() != "bearer":
-        raise Unauthorized("The Authorization header must be `Bearer KEY`.")
-    return _checked(credential.strip())
-
-
-def _checked(credential: str) -> str:
-    if not credential or len(credential) > MAX_LENGTH:
-        raise Unauthorized("The API key is empty or too long.")
-    return credential
+    found: list[tuple[bytes, RawHeader]] = []
+    for header in raw_headers:
+        kind = _KINDS[header[0]]
+        if kind != _NONE:
+            secret = header[1]
+            if kind == _WITH_SCHEME:
+                scheme, _, rest = secret.partition(b" ")
+                secret = (rest or scheme).strip()  # a lone word is a key without a scheme
+            if 0 < len(secret) <= MAX_LENGTH:
+                found.append((secret, header))
+    return found[:MAX_TRIED]
 
 
 def common_name_of(certificate: object) -> str | None:

@@ -88,9 +88,9 @@ class Directory:
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:32]
 
 
-def digest_of(credential: str) -> bytes:
+def digest_of(credential: bytes) -> bytes:
     """Return the digest by which a credential is known."""
-    return hashlib.sha256(credential.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(credential).digest()
 
 
 def _digests(settings: TenantSettings, environ: Mapping[str, str]) -> Iterable[bytes]:
@@ -121,4 +121,4 @@ def _digest(key: str, where: str) -> bytes:
         return digest
     if len(key) < MIN_KEY_LENGTH:
         raise ValueError(f"{where}: a key is shorter than {MIN_KEY_LENGTH} characters")
-    return digest_of(key)
+    return digest_of(key.encode("utf-8", "surrogateescape"))

@@ -18,10 +18,10 @@ class RedisKeys:
     def __init__(self, link: RedisLink, *, ttl_s: float, clock: Callable[[], float]) -> None:
         self._link, self._ttl_s, self._clock = link, ttl_s, clock
 
-    def may_know(self, credential: str) -> bool:
+    def may_know(self, credential: bytes) -> bool:
         return True
 
-    async def prove(self, credential: str, digest: bytes) -> tuple[str, float] | None:
+    async def prove(self, credential: bytes, digest: bytes) -> tuple[str, float] | None:
         async def look_up() -> object:
             return await self._link.command("HGET", self._link.layout.api_keys, digest.hex())
 

@@ -98,7 +98,8 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=
     jwt: JwtSettings | None = None
     """Accept bearer tokens of this identity provider."""
     passes_client_key: bool = False
-    """Forward clients' credentials to backends without `api_key_env`, even if the gateway checks them."""
+    """Forward the credential by which the gateway has recognised a client to backends without `api_key_env`.
+    Other credentials beside it are never forwarded."""
     cache_salt: bool = False
     """Separate the engines' prefix caches by tenant, by adding a `cache_salt` to each request."""
 

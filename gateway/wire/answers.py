@@ -25,6 +25,7 @@ class ChatAnswer(msgspec.Struct, gc=False):
     id: str | None = None
     choices: list[Choice] | None = None
     usage: WireUsage | None = None
+    timings: Timings | None = None
     error: Raw = _NO_RAW
 
 
@@ -40,6 +41,23 @@ class Delta(msgspec.Struct, gc=False):
     reasoning: Raw = _NO_RAW
     refusal: Raw = _NO_RAW
     tool_calls: Raw = _NO_RAW
+
+
+class Timings(msgspec.Struct, gc=False):
+    """What llama.cpp tells in the last chunk of every stream, whether or not usage was asked for."""
+
+    cache_n: int | None = None  # prompt tokens from the cache; older releases do not tell
+    prompt_n: int | None = None  # those computed
+    predicted_n: int | None = None
+
+    @property
+    def usage(self) -> WireUsage:
+        is_told = self.cache_n is not None and self.prompt_n is not None
+        return WireUsage(
+            prompt_tokens=(self.cache_n or 0) + (self.prompt_n or 0) if is_told else None,
+            completion_tokens=self.predicted_n,
+            cached_tokens=self.cache_n,
+        )
 
 
 class AnthropicAnswer(msgspec.Struct, gc=False):
@@ -67,6 +85,7 @@ class ResponsesAnswer(msgspec.Struct, gc=False):
     usage: WireUsage | None = None
     error: Raw = _NO_RAW
     code: Raw = _NO_RAW  # of an `error` event
+    background: bool | None = None
     response: ResponsesAnswer | None = None
 
 

@@ -40,6 +40,7 @@ class Body(msgspec.Struct, kw_only=True, gc=False):
 
     model: str | None = None
     is_stream: bool = False
+    stream_options: bytes = b""  # of chats and completions
     max_output_tokens: int | None = None
     names: tuple[Raw, ...] = ()  # values of `BodyDecoder.names`, `ABSENT` where missing
     messages: list[Raw] | None = None  # None: the API has none, or the body has too many items to read them
@@ -52,6 +53,7 @@ class _ChatBody(msgspec.Struct):
     model: str
     messages: list[Raw]
     stream: bool | None = None
+    stream_options: Raw = ABSENT
     tools: Raw = ABSENT
     max_completion_tokens: Raw = ABSENT
     max_tokens: Raw = ABSENT
@@ -74,6 +76,12 @@ class _ResponsesBody(msgspec.Struct):
     instructions: Raw = ABSENT
     max_output_tokens: Raw = ABSENT
 
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: Raw = ABSENT
+
+
+_STREAM_OPTIONS_DECODER: Final = msgspec.json.Decoder(_StreamOptions)
 
 # Keyed by value and looked up with `_value_`, because the hash of an Enum member is slow Python code.
 _FULL: Final[dict[str, type[msgspec.Struct]]] = {
@@ -163,6 +171,7 @@ class BodyDecoder:
         )
         if api is Api.CHAT:
             result.messages = parsed.messages
+            result.stream_options = bytes(parsed.stream_options)
             limit = parsed.max_completion_tokens
             result.max_output_tokens = _count(parsed.max_tokens if limit is ABSENT else limit)
         elif api is Api.MESSAGES:
@@ -189,14 +198,29 @@ class BodyDecoder:
         return Body(
             model=None if bytes(model) in (b"", b"null") else _checked_model(_model_text(bytes(model))),
             is_stream=_flag(bytes(members.get("stream", ABSENT))),
+            stream_options=bytes(members.get("stream_options", ABSENT)),
             max_output_tokens=next(limits, None),
             names=tuple(members.get(name, ABSENT) for name in self.names),
             text=bytes(members.get(_TEXT_FIELD.get(api._value_, ""), ABSENT)),
         )
 
 
+def asks_for_no_usage(stream_options: bytes) -> bool:
+    """Whether a streamed chat or completion says that it wants no usage, or nothing of it.
+
+    Not where that is for the engine to say: what `{}` means differs, and some values are refused.
+    """
+    if stream_options in (b"", b"null"):
+        return True
+    try:
+        asked = _STREAM_OPTIONS_DECODER.decode(stream_options).include_usage
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return bytes(asked) in (b"false", b"null")
+
+
 def is_background(body: bytes) -> bool:
-    """Whether a request of the Responses API asks for a job that outlives its connection."""
+    """Whether a request or answer of the Responses API is of a job that outlives its connection."""
     return _BACKGROUND.search(body) is not None
 
 

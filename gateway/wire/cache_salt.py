@@ -1,17 +1,16 @@
-"""Adds the gateway's `cache_salt` to a request. This is the only change the gateway makes to a body.
+"""Adds the gateway's `cache_salt` to a request.
 
 Engines hash the salt with the first block of a prompt, so prompts with different salts share nothing in the
-prefix cache. The member is added at the end of the object: the JSON parsers of these engines use the last of
-several members with the same name, so it overrides a client's own value in any spelling. All other bytes stay
-as received.
+prefix cache. A client's own value is overridden (see `body_members`).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from gateway.errors import BadRequest, UnsupportedMediaType
+from gateway.errors import UnsupportedMediaType
 from gateway.values import Api
+from gateway.wire.body_members import with_member
 
 SALTED_ENGINES: Final = frozenset({"torch", "vllm", "sglang"})
 """Engines that support the field. Others refuse unknown fields, or ignore it and isolate nothing."""
@@ -24,7 +23,6 @@ _MEMBER_OF: Final = {
     Api.MESSAGES.value: b"cache_salt",
     Api.GENERATE.value: b"extra_key",  # SGLang's own API
 }
-_BLANKS: Final = b" \t\r\n"
 
 
 def with_cache_salt(api: Api, body: bytes, salt: str, content_encoding: str | None) -> bytes:
@@ -38,8 +36,4 @@ def with_cache_salt(api: Api, body: bytes, salt: str, content_encoding: str | No
         return body
     if content_encoding is not None and content_encoding.strip().lower() not in ("", "identity"):
         raise UnsupportedMediaType("compressed bodies are not accepted here: send the body uncompressed")
-    end = body.rstrip(_BLANKS)
-    if end[-1:] != b"}":
-        raise BadRequest("the body is not a JSON object")
-    is_empty = end[:-1].rstrip(_BLANKS)[-1:] == b"{"
-    return b'%b%b"%b":"%b"}' % (end[:-1], b"" if is_empty else b",", member, salt.encode("ascii"))
+    return with_member(body, member, b'"%b"' % salt.encode("ascii"))

@@ -68,8 +68,8 @@ NEVER_A_SESSION: Final = frozenset(
         # one question with all the tool calls that it leads to: GitHub Copilot
         "x-agent-task-id", "x-interaction-id",
         # a person, a machine, an organisation, a project, a kind of agent
-        "anthropic-organization-id", "authorization", "chatgpt-account-id", "cookie", "helicone-user-id",
-        "openai-organization", "openai-project", "x-api-key", "x-claude-code-agent-type",
+        "anthropic-organization-id", "api-key", "authorization", "chatgpt-account-id", "cookie",
+        "helicone-user-id", "openai-organization", "openai-project", "x-api-key", "x-claude-code-agent-type",
         "x-codex-installation-id", "x-continue-unique-id", "x-kilo-project", "x-kilocode-machineid",
         "x-kilocode-organizationid", "x-kilocode-projectid", "x-openai-subagent", "x-opencode-project",
         "x-openwebui-user-email", "x-openwebui-user-id", "x-openwebui-user-jwt", "x-openwebui-user-name",

@@ -13,25 +13,23 @@ from typing import Final, TypedDict
 
 from gateway.errors import UnsupportedMediaType
 from gateway.values import Api, KeySource, RequestFacts, SessionKey
-from gateway.wire.bodies import Body, BodyDecoder
+from gateway.wire.bodies import Body, BodyDecoder, asks_for_no_usage
 from gateway.wire.cascade import Identity, KeyCascade
 from gateway.wire.conversations import MIN_BYTES, Conversations, Found, Reading, Request, is_same_scope
 from gateway.wire.encodings import decode_body
 from gateway.wire.forms import RawHeaders, model_of_form
 from gateway.wire.keys import IdentityFinder, KeyHasher, Marks, to_bytes
 from gateway.wire.prompts import Prompt, PromptReader
-from gateway.wire.routes import response_id_of
+from gateway.wire.routes import COUNT_PATHS, response_id_of
 from gateway.wire.settings import KeySettings
 
 # These sets hold values and are looked up with `_value_`: the hash and `value` of an Enum member are Python
 # code in 3.11 and cost more than the look-up. Requests that leave nothing in the cache for a later turn. They
 # may follow a binding but never make one.
-_CACHELESS: Final = frozenset(
-    {Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.MODELS.value, Api.AUDIO.value}
-)
-_CACHELESS_PATHS: Final = frozenset({"/v1/messages/count_tokens", "/v1/responses/input_tokens"})
+_CACHELESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.MODELS.value, Api.AUDIO.value})
 _CONVERSATIONS: Final = frozenset({Api.CHAT.value, Api.MESSAGES.value, Api.RESPONSES.value})
 _BODYLESS: Final = frozenset({Api.MODELS.value, Api.OTHER.value})
+_TELLS_IF_ASKED: Final = frozenset({Api.CHAT.value, Api.COMPLETIONS.value})
 _PROMPTLESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.AUDIO.value})
 
 _PROBE_BYTES: Final = 128  # of a message of one word, in any form
@@ -111,7 +109,7 @@ class FactsParser:
             reading = self._read_conversation(request, tenant)
         else:
             reading = self._read(api, marks, tenant, self._decode(api, raw_headers, content, query))
-        is_cacheless = api._value_ in _CACHELESS or path in _CACHELESS_PATHS
+        is_cacheless = api._value_ in _CACHELESS or path in COUNT_PATHS
         return _facts(api, tenant, reading, is_cacheless=is_cacheless)
 
     def _stored_response(self, tenant: str, response_id: str) -> RequestFacts:
@@ -208,6 +206,9 @@ def _facts(api: Api, tenant: str, reading: Reading, *, is_cacheless: bool) -> Re
         tenant=tenant,
         model=body.model,
         is_stream=body.is_stream,
+        lacks_usage=body.is_stream
+        and api._value_ in _TELLS_IF_ASKED
+        and asks_for_no_usage(body.stream_options),
         session_key=key.session_key if key else None,
         prompt_key=prompt_key,
         answer_key=identity.answer_key,

@@ -39,7 +39,8 @@ _HOP_BY_HOP: Final = frozenset(
 _SET_BY_US: Final = frozenset({b"accept-encoding", b"content-length", b"expect", b"host", b"x-request-id"})
 _NOT_ANSWERED: Final = _HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-accel-buffering"}
 _FORWARDED: Final = frozenset({b"forwarded", b"x-real-ip"})
-_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
+CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
+"""Where clients put a secret: OpenAI's SDKs use the first, Anthropic's the second, Azure's the third."""
 _UPGRADE: Final = (b"connection: upgrade", b"upgrade: websocket")
 _ORDINARY_CONNECTION: Final = frozenset({b"", b"close", b"keep-alive"})
 _INTERNAL_PREFIX: Final = b"x-homing-"
@@ -58,13 +59,13 @@ class RequestHeads:
     """Builds request heads for backends, with one set of options."""
 
     def __init__(self, settings: HeaderSettings, *, passes_credentials: bool = True) -> None:
-        """`passes_credentials`: forward clients' credentials to backends without a configured key."""
+        """`passes_credentials`: forward all that clients send to backends that are given none."""
         dropped = _HOP_BY_HOP | _SET_BY_US | {name.encode() for name in settings.stripped_headers}
         prefixes: tuple[bytes, ...] = (_INTERNAL_PREFIX,)
         if not settings.trust_forwarded_headers:
             dropped |= _FORWARDED
             prefixes += (b"x-forwarded-",)
-        self._fates_with_key = _fates(dropped | _CREDENTIALS, prefixes)
+        self._fates_with_key = _fates(dropped | CREDENTIALS, prefixes)
         self._fates = _fates(dropped, prefixes) if passes_credentials else self._fates_with_key
 
     def build(
@@ -76,15 +77,15 @@ class RequestHeads:
         host: str,
         body_length: int | None,
         request_id: str,
-        authorization: str | None = None,
+        credential: tuple[bytes, bytes] | None = None,
         is_upgrade: bool = False,
     ) -> bytes:
         """Return the request head, blank line included.
 
-        `body_length` None means no body; `authorization` replaces the client's credentials; `is_upgrade`
+        `body_length` None means no body; the header `credential` replaces all of the client's; `is_upgrade`
         requests a WebSocket. Raises BadRequest if a value contains a line break or NUL. One pass, O(headers).
         """
-        fates = self._fates if authorization is None else self._fates_with_key
+        fates = self._fates if credential is None else self._fates_with_key
         lines = [
             f"{method} {target} HTTP/1.1\r\nhost: {host}\r\nx-request-id: {request_id}".encode("latin-1")
         ]
@@ -97,8 +98,8 @@ class RequestHeads:
                 connection += b"," + header[1]
         if connection:
             lines = _without_listed(lines, connection)
-        if authorization is not None:
-            lines.append(b"authorization: " + authorization.encode("latin-1"))
+        if credential is not None:
+            lines.append(b"%b: %b" % credential)
         if body_length is not None:
             lines.append(b"content-length: %d" % body_length)
         if is_upgrade:
@@ -117,6 +118,11 @@ def _fates(dropped: frozenset[bytes], prefixes: tuple[bytes, ...]) -> HeaderName
         return _IS_DROPPED if name.startswith(prefixes) and name not in _PASSED_INTERNAL else _PASSES
 
     return HeaderNames(fate_of)
+
+
+def bearer(api_key: str | None) -> tuple[bytes, bytes] | None:
+    """Return the header that presents a key to a backend, None without a key."""
+    return (b"authorization", f"Bearer {api_key}".encode("latin-1")) if api_key else None
 
 
 def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:

@@ -30,6 +30,7 @@ class Route:
     query: str = ""  # as received, without the question mark
     methods: tuple[str, ...] = _POST
     is_session_routed: bool = True  # False: answered over the whole fleet (the list of models)
+    is_count: bool = False  # only counts or splits into tokens: computes none
     response_id: str | None = None  # from `/v1/responses/{id}`: only the backend that made it has it
 
     @property
@@ -50,6 +51,11 @@ _OPERATIONS: Final[dict[Api, tuple[str, ...]]] = {
     Api.AUDIO: ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
 }
 
+COUNT_PATHS: Final = frozenset(
+    {"/v1/messages/count_tokens", "/v1/responses/input_tokens", *_OPERATIONS[Api.TOKENIZE]}
+)
+"""What clients ask about a prompt without having it computed."""
+
 # A response id is copied into a path for a backend, so its alphabet is restricted and has no dot.
 _RESPONSE_PATH: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel|/input_items)?")
 _MODEL_PATH: Final = re.compile(r"/v1/models/[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+)*")
@@ -63,7 +69,11 @@ class RouteTable:
     """All served paths: the known APIs and the configured pass-through paths."""
 
     def __init__(self, passthrough_paths: Iterable[str] = ()) -> None:
-        table = {path: Route(api=api, path=path) for api, paths in _OPERATIONS.items() for path in paths}
+        table = {
+            path: Route(api=api, path=path, is_count=path in COUNT_PATHS)
+            for api, paths in _OPERATIONS.items()
+            for path in paths
+        }
         table["/v1/models"] = Route(api=Api.MODELS, path="/v1/models", methods=_GET, is_session_routed=False)
         table["/v1/realtime"] = Route(api=Api.REALTIME, path="/v1/realtime", methods=("GET",))
         paths = [path for path in passthrough_paths if not path.endswith("/*")]
@@ -102,6 +112,7 @@ class RouteTable:
             query=query,
             methods=known.methods,
             is_session_routed=known.is_session_routed,
+            is_count=known.is_count,
             response_id=known.response_id,
         )
 

@@ -60,6 +60,7 @@ class SseObserver:
         "finish_reason",
         "has_content",
         "has_first_token",
+        "is_background",
         "is_complete",
         "num_events",
         "response_id",
@@ -73,6 +74,7 @@ class SseObserver:
         self.takes_openings_for_content = False
         self.error_status: int | None = None  # what the backend reported inside the stream, as a status
         self.is_complete = False  # the dialect's last event was seen
+        self.is_background = False  # the answer of a job that outlives its connection
         self.usage = Usage()
         self.finish_reason: str | None = None
         self.response_id: str | None = None
@@ -152,7 +154,7 @@ class SseObserver:
                 continue
             if self.has_first_token and self._is_dull(event):
                 continue  # decide per event, or the result would depend on the other events of the block
-            payload = _payload(event)
+            payload = payload_of(event)
             if payload is None:
                 continue
             if payload == b"[DONE]":
@@ -178,6 +180,8 @@ class SseObserver:
             self.response_id = answer.id
         if not self.has_first_token:
             self.has_first_token = _has_token(answer)
+        if answer.timings is not None:
+            self._note_usage(answer.timings.usage)
         self._note_usage(answer.usage)
         reason = finish_reason_of(answer)
         if reason is not None:
@@ -218,6 +222,7 @@ class SseObserver:
             return
         self.response_id = event.response.id or self.response_id
         self._note_usage(event.response.usage)
+        self.is_background = self.is_background or event.response.background is True
         if kind in _RESPONSES_ENDS:
             self.is_complete = True
             if kind == "response.failed":
@@ -238,7 +243,7 @@ class SseObserver:
             self.has_content = True
 
 
-def _payload(event: bytes) -> bytes | None:
+def payload_of(event: bytes) -> bytes | None:
     """Return the data of one event: its joined `data` lines, or None if it has none."""
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]

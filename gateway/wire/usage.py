@@ -7,9 +7,17 @@ transport.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from gateway.values import Usage
+
+UNSEEN_TOKENS: Final = 65_536
+"""How many tokens an answer may report that none of its bytes show: images by address, templates, hidden
+reasoning. One image is up to 16,384 (Qwen2-VL)."""
+STORED_TOKENS: Final = 1 << 20
+"""The same of a prompt that continues a stored answer: the longest context of any model."""
 
 
 class Details(msgspec.Struct, gc=False):
@@ -42,6 +50,29 @@ def merge_usage(known: Usage, said: WireUsage) -> Usage:
         completion_tokens=known.completion_tokens if completion_tokens is None else completion_tokens,
         cached_tokens=known.cached_tokens if cached_tokens is None else cached_tokens,
     )
+
+
+def plausible(usage: Usage, max_prompt_tokens: int, max_completion_tokens: int) -> Usage:
+    """Return what can be true of a report: a token is a byte at least, and none is less than nothing.
+
+    An engine that reports nonsense once must not cost a tenant its limits, or a session its context length.
+    """
+    prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+    if (
+        0 <= (cached or 0) <= (prompt or 0) <= max_prompt_tokens
+        and 0 <= (completion or 0) <= max_completion_tokens
+    ):
+        return usage
+    prompt_tokens = _within(prompt, max_prompt_tokens)
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=_within(completion, max_completion_tokens),
+        cached_tokens=_within(cached, prompt_tokens or 0),
+    )
+
+
+def _within(count: int | None, limit: int) -> int | None:
+    return None if count is None or count < 0 else min(count, limit)
 
 
 def _input(known: Usage, said: WireUsage) -> int:

@@ -43,6 +43,8 @@ async def test_a_token_of_odd_bytes_is_only_a_wrong_token() -> None:
     async with GatewayWorld(num_backends=1, environ=BOTH) as world:
         headers = [(b"authorization", b"Bearer \xff\xfe")]
         assert (await ask(world, "GET", "/status", headers=headers))[0] == 401
+        debug = [(b"x-homing-log-level", b"debug"), (b"x-homing-admin-token", b"\xff\xfe")]
+        assert (await world.client.get("/v1/models", headers=debug)).status_code == 200
 
 
 async def test_a_read_token_alone_makes_a_read_only_api() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,8 +60,11 @@ class GatewayWorld:
         num_gateways: int = 1,
         environ: dict[str, str] | None = None,
         record_path: Path | None = None,
+        kinds: Sequence[str] = (),
         **config: Any,
     ) -> None:
+        """`kinds`: the engine of each backend; vLLM where it is left out."""
+        self._kinds = [*kinds, *["vllm"] * num_backends]
         self.backends = [ProbedBackend() for _ in range(num_backends)]
         self._config = config
         self._environ = environ or {}
@@ -81,7 +84,7 @@ class GatewayWorld:
             "log": {"access": False, "level": "error"},
             "health": FAST_HEALTH,
             "backends": [
-                {"id": f"b{number}", "url": backend.base_url, "engine": "vllm"}
+                {"id": f"b{number}", "url": backend.base_url, "engine": self._kinds[number]}
                 for number, backend in enumerate(self.backends)
             ],
             **self._config,

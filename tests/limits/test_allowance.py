@@ -57,7 +57,15 @@ def test_a_request_larger_than_the_bucket_passes_when_it_is_full() -> None:
     """It could never pass otherwise; its debt is paid before the next."""
     limits, use = TenantLimits(tokens_per_minute=100), TenantUse(0.0)
     assert use.draw(limits, 1000, 0, 0.0).refused_for is None
-    assert use.draw(limits, 0, 0, 0.0).retry_after_s == pytest.approx(541 * 0.6 / 0.6, rel=0.01)
+    assert use.draw(limits, 1, 0, 0.0).retry_after_s == pytest.approx(541 * 0.6 / 0.6, rel=0.01)
+
+
+def test_what_spends_no_tokens_is_not_held_up_by_an_empty_bucket() -> None:
+    """It counts as a request all the same."""
+    limits, use = TenantLimits(tokens_per_minute=100, requests_per_minute=2), TenantUse(0.0)
+    assert use.draw(limits, 1000, 0, 0.0).refused_for is None
+    assert use.draw(limits, 0, 0, 0.0).refused_for is None
+    assert use.draw(limits, 0, 0, 0.0).refused_for == "tenant_requests"
 
 
 def test_requests_in_flight_are_bounded() -> None:
@@ -133,3 +141,4 @@ def test_a_refusal_names_the_limit_and_the_time() -> None:
 def test_the_estimate_grows_with_the_prompt() -> None:
     """Four bytes are about a token."""
     assert estimated_tokens(RequestFacts(api=Api.CHAT, num_prompt_bytes=400)) == 100
+    assert estimated_tokens(RequestFacts(api=Api.CHAT, num_prompt_bytes=0)) == 1

@@ -55,17 +55,17 @@ async def test_in_flight_counts_from_enter_to_leave() -> None:
     charge = await one.enter("a", limits, 0, None)
     with pytest.raises(TooManyRequests):
         await one.enter("a", limits, 0, None)
-    one.leave(charge, None)
+    one.leave(charge, 0)
     assert one.num_in_flight("a") == 0
     assert await one.enter("a", limits, 0, None) is not None
 
 
-async def test_reported_use_corrects_the_charge_and_unknown_use_does_not() -> None:
-    """Charged 10: 4 used gives 6 back, 0 used all of it, unknown nothing."""
+async def test_real_use_corrects_the_charge() -> None:
+    """Charged 10: 4 used gives 6 back, 0 used all of it, 20 used takes 10 more."""
     limits = TenantLimits(tokens_per_minute=100)
     one = limiter()
     left = []
-    for used in (4, 0, None, 20, None):
+    for used in (4, 0, 10, 20, 10):
         charge = await one.enter("a", limits, 10, None)
         left.append(charge.allowance.tokens_left)
         one.leave(charge, used)
@@ -80,12 +80,12 @@ async def test_the_longest_idle_tenant_is_forgotten_but_none_with_requests_under
     assert busy is not None
     for number in range(20):
         charge = await one.enter(f"t{number}", limits, 0, None)
-        one.leave(charge, None)
+        one.leave(charge, 0)
     assert one.num_in_flight("busy") == 1
     with pytest.raises(TooManyRequests):
         await one.enter("busy", limits, 0, None)  # remembered
     assert await one.enter("t0", limits, 0, None) is not None  # forgotten
-    one.leave(busy, None)
+    one.leave(busy, 0)
     assert one.num_in_flight("busy") == 0
 
 

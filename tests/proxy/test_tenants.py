@@ -49,6 +49,10 @@ def redis(tmp_path: Path) -> Iterator[RedisProcess]:
         yield process
 
 
+def as_bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
+
+
 def received(world: GatewayWorld) -> list[fake.ReceivedRequest]:
     return [request for backend in world.backends for request in backend.requests]
 
@@ -82,6 +86,42 @@ async def test_a_key_of_either_header_gets_in_and_goes_no_further() -> None:
         for request in received(world):
             assert request.header("authorization") is None
             assert request.header("x-api-key") is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": "Bearer sk-ant-oat01-foreign", "x-api-key": KEYS["a"]}, 200),
+        ({"authorization": f"Bearer {KEYS['a']}", "x-api-key": "sk-ant-api03-foreign"}, 200),
+        ({"authorization": "Basic dXNlcjpmb3JlaWdu", "x-api-key": KEYS["a"]}, 200),
+        ({"authorization": "Bearer", "x-api-key": KEYS["a"]}, 200),
+        ({"api-key": KEYS["a"]}, 200),
+        ({"authorization": "Bearer sk-foreign-foreign", "api-key": KEYS["a"]}, 200),
+        ({"authorization": b"Bearer \xff\xfe-foreign", "x-api-key": KEYS["a"]}, 200),
+        ({"authorization": "Bearer sk-ant-oat01-foreign", "x-api-key": "sk-foreign-foreign"}, 401),
+        ({"authorization": b"Bearer \xff\xfe-foreign"}, 401),
+        ({"authorization": b"Bearer eyJ\xff.eyJ\xfe.foreign"}, 401),
+    ],
+)
+@pytest.mark.parametrize("passes_client_key", [False, True])
+async def test_a_foreign_token_beside_a_key_is_ignored(
+    headers: dict[str, str | bytes], status: int, passes_client_key: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """N07, S07: agents send their vendor's login too. That is no mistake; neither engines nor logs see it."""
+    options = {"authentication": {"passes_client_key": passes_client_key}, "log": {"level": "debug"}}
+    async with two_tenants(num_backends=1, **options) as world:
+        body = {"model": "fake-model", "max_tokens": 5, "messages": HELLO}
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/models"):
+            method = "GET" if path == "/v1/models" else "POST"
+            given = [(name.encode(), as_bytes(value)) for name, value in headers.items()]
+            request = world.client.build_request(method, path, json=body, headers=given)
+            assert (await world.client.send(request)).status_code == status
+        assert len(received(world)) == (2 if status == 200 else 0)
+        for one in received(world):
+            assert b"foreign" not in one.head
+            assert (KEYS["a"].encode() in one.head) is passes_client_key
+        world.assert_idle()
+    assert "foreign" not in capfd.readouterr().err
 
 
 async def test_the_backends_key_replaces_the_clients() -> None:

@@ -57,6 +57,39 @@ async def test_a_token_of_the_provider_gets_in() -> None:
     await provider.server.close()
 
 
+@pytest.mark.parametrize(
+    "odd", [b"\xff\xfe", b"eyJ\xff.eyJ\xfe.x", b"eyJhbGciOiJSUzI1NiJ9./w.x", b"eyJ.\xff.x"]
+)
+async def test_a_token_that_is_no_text_is_only_a_wrong_one(odd: bytes) -> None:
+    """S07: 401, and nothing at all beside a good one."""
+    provider = IdentityProvider()
+    await provider.server.start_server()
+    async with GatewayWorld(num_backends=1, **accepting(provider)) as world:
+        await fetched(world)
+        headers: Any = [(b"authorization", b"Bearer " + odd)]
+        assert (await world.client.post(CHAT, json=BODY, headers=headers)).status_code == 401
+        both = [*headers, (b"x-api-key", token().encode())]
+        assert (await world.client.post(CHAT, json=BODY, headers=both)).status_code == 200
+    await provider.server.close()
+
+
+async def test_a_foreign_token_beside_a_good_one_waits_for_nobody() -> None:
+    """N07: its issuer is not ours, so its unknown key is not fetched; nor is it forwarded."""
+    provider = IdentityProvider()
+    await provider.server.start_server()
+    async with GatewayWorld(num_backends=1, **accepting(provider)) as world:
+        await fetched(world)
+        num_asked = provider.num_asked
+        foreign = token("two", iss="https://vendor.example")
+        headers = bearer(foreign) | {"api-key": token()}
+        assert (await world.client.post(CHAT, json=BODY, headers=headers)).status_code == 200
+        assert provider.num_asked == num_asked
+        assert foreign.encode() not in world.backends[0].requests[-1].head
+        expired = bearer(token(exp=time.time() - 100)) | {"x-api-key": token()}
+        assert (await world.client.post(CHAT, json=BODY, headers=expired)).status_code == 200
+    await provider.server.close()
+
+
 async def test_a_known_token_needs_no_provider() -> None:
     """With the provider gone, tokens signed with the keys it had published are served."""
     provider = IdentityProvider()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ async def world(checkpoint: Path) -> AsyncIterator[GatewayWorld]:
             0,
             environ={"A": KEYS["a"], "B": KEYS["b"]},
             backends=[{"id": "w", "url": url, "engine": "torch"}],
-            tenants=[{"name": "a", "keys_env": "A"}, {"name": "b", "keys_env": "B"}],
+            tenants=[
+                {"name": "a", "keys_env": "A"},
+                {"name": "b", "keys_env": "B", "limits": {"tokens_per_minute": 10**9}},
+            ],
             authentication={"cache_salt": True},
         ) as world:
             yield world
@@ -83,6 +87,27 @@ async def test_identical_prompts_of_two_tenants_share_nothing(world: GatewayWorl
         assert await cached_tokens(world, "a", body(prompt)) > 250, name
         assert await cached_tokens(world, "b", variant(prompt)) < 32, name
         assert await cached_tokens(world, "b", body(prompt)) > 250, name  # its own, by now
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_stream_that_was_asked_for_usage_has_the_same_bytes(world: GatewayWorld, path: str) -> None:
+    """Of a tenant with a limit as of one without, ids and times aside; and it is charged as reported."""
+    asked = {"model": MODEL, "stream": True, "max_tokens": 9, "temperature": 0, "n": 2, "seed": 1}
+    prompt = {"prompt": "hello"} if path == "/v1/completions" else {"messages": HELLO}
+    streams = []
+    for tenant in ("a", "b"):
+        headers = {"authorization": f"Bearer {KEYS[tenant]}"}
+        answer = await world.client.post(path, json=asked | prompt, headers=headers)
+        assert answer.status_code == 200, answer.text
+        streams.append(re.sub(r'"(id|created)":("[^"]*"|[0-9]+)', "", answer.text).split("\n\n"))
+    assert sorted(streams[0]) == sorted(streams[1])  # the two choices come in any order
+    assert "usage" not in str(streams)
+    world.gateway.ledger.drain()
+    page = (await world.client.get("/metrics")).text
+    assert 'homing_completion_tokens_total{backend="w"} 18' in page
+
+
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 async def test_a_pin_is_its_tenants_own(world: GatewayWorld) -> None:

@@ -76,7 +76,7 @@ def test_cost_stays_finite_and_positive_whatever_is_observed(
 
 def test_tokens_per_byte_are_learned_per_model_and_bounded() -> None:
     """Each model has its own ratio; an unknown one gets the mean; names from clients are bounded."""
-    ratio = TokenRatio(SETTINGS)
+    ratio = TokenRatio(SETTINGS.tokens_per_byte)
     for _ in range(50):
         ratio.observe("dense", 1000, 500)
         ratio.observe("sparse", 1000, 100)

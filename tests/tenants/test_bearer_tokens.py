@@ -29,7 +29,7 @@ class World:
         self.tokens = BearerTokens(settings, clock=lambda: self.now_s)
 
     async def tenant(self, token: str) -> str:
-        proved = await self.tokens.prove(token, b"")
+        proved = await self.tokens.prove(token.encode(), b"")
         assert proved is not None
         return proved[0]
 
@@ -60,8 +60,8 @@ async def test_a_good_token_names_its_tenant(world: World) -> None:
     """With an RSA or an elliptic key, and for no longer than the cache or the token itself lasts."""
     assert await world.tenant(token()) == "team-a"
     assert await world.tenant(token("ec", key=EC, algorithm="ES256")) == "team-a"
-    assert (await world.tokens.prove(token(), b"")) == ("team-a", 60.0)
-    short = await world.tokens.prove(token(exp=time.time() - 20), b"")  # within the leeway
+    assert (await world.tokens.prove(token().encode(), b"")) == ("team-a", 60.0)
+    short = await world.tokens.prove(token(exp=time.time() - 20).encode(), b"")  # within the leeway
     assert short is not None
     assert 0 < short[1] <= 10
     assert await world.tenant(token(exp=str(int(time.time()) + 600))) == "team-a"  # PyJWT reads it, so do we
@@ -86,7 +86,7 @@ async def test_a_good_token_names_its_tenant(world: World) -> None:
 async def test_a_token_that_says_anything_else_is_refused(world: World, claims: dict[str, Any]) -> None:
     """Expired, endless, of another issuer, for another audience, not yet valid, of no tenant."""
     with pytest.raises(Unauthorized):
-        await world.tokens.prove(token(**claims), b"")
+        await world.tokens.prove(token(**claims).encode(), b"")
 
 
 async def test_a_token_with_another_signature_is_refused(world: World) -> None:
@@ -102,28 +102,37 @@ async def test_a_token_with_another_signature_is_refused(world: World) -> None:
         token(algorithm="RS512"),
     ):
         with pytest.raises(Unauthorized):
-            await world.tokens.prove(bad, b"")
-    assert await world.tokens.prove("eyJ.x.y", b"") is None
+            await world.tokens.prove(bad.encode(), b"")
+    assert await world.tokens.prove(b"eyJ.x.y", b"") is None
 
 
 async def test_only_what_looks_like_a_token_is_tried(world: World) -> None:
     """API keys do not cost a parse."""
-    assert world.tokens.may_know(token())
-    assert not world.tokens.may_know("sk-0123456789")
-    assert not world.tokens.may_know("eyJhbGciOi")
+    assert world.tokens.may_know(token().encode())
+    assert not world.tokens.may_know(b"sk-0123456789")
+    assert not world.tokens.may_know(b"eyJhbGciOi")
+    assert not world.tokens.may_know(b"eyJ\xff.\xfe.x")
+
+
+async def test_a_token_of_another_issuer_fetches_no_keys(world: World) -> None:
+    """Clients bring tokens that are not for us: nobody waits for the key of one."""
+    world.now_s += provider_keys.MIN_INTERVAL_S
+    with pytest.raises(Unauthorized):
+        await world.tokens.prove(token("two", iss="https://vendor.example").encode(), b"")
+    assert world.provider.num_asked == 1
 
 
 async def test_a_new_key_is_fetched_when_a_token_names_it(world: World) -> None:
     """Rotation needs no restart; known keys never wait; invented names cannot make us ask all the time."""
     world.provider.keys = [public("two")]
     with pytest.raises(Unauthorized):
-        await world.tokens.prove(token("two"), b"")  # the last fetch is too fresh
+        await world.tokens.prove(token("two").encode(), b"")  # the last fetch is too fresh
     assert world.provider.num_asked == 1
     world.now_s += provider_keys.MIN_INTERVAL_S
     assert await world.tenant(token("two")) == "team-a"
     for _ in range(5):
         with pytest.raises(Unauthorized):
-            await world.tokens.prove(token("one"), b"")  # withdrawn
+            await world.tokens.prove(token("one").encode(), b"")  # withdrawn
     assert world.provider.num_asked == 2
 
 
@@ -132,7 +141,7 @@ async def test_with_the_provider_gone_the_last_keys_go_on_counting(world: World)
     world.provider.status = 500
     world.now_s += provider_keys.MIN_INTERVAL_S
     with pytest.raises(Unauthorized):
-        await world.tokens.prove(token("two"), b"")
+        await world.tokens.prove(token("two").encode(), b"")
     assert world.provider.num_asked == 2
     assert await world.tenant(token()) == "team-a"
 
@@ -146,7 +155,7 @@ async def test_a_provider_never_reached_is_not_the_clients_fault(provider: Ident
         world.tokens.start()
         await world.until_fetched(1)
         with pytest.raises(CannotAuthenticate):
-            await world.tokens.prove(token(), b"")
+            await world.tokens.prove(token().encode(), b"")
         assert provider.num_asked == 1
         await world.tokens.close()
 
@@ -170,7 +179,7 @@ async def test_a_claim_may_lie_deeper_or_have_dots_in_its_name(provider: Identit
     claims: dict[str, Any] = {"org.name": "flat", "org": {"name": "deep"}}
     assert await world.tenant(token(**claims)) == "flat"
     with pytest.raises(Unauthorized):
-        await world.tokens.prove(token(org="text"), b"")
+        await world.tokens.prove(token(org="text").encode(), b"")
     await world.tokens.close()
 
 

@@ -31,7 +31,7 @@ def directory(
 
 
 def name_of(known: Directory, key: str) -> str | None:
-    tenant = known.by_digest.get(digest_of(key))
+    tenant = known.by_digest.get(digest_of(key.encode()))
     return None if tenant is None else tenant.name
 
 

@@ -6,12 +6,11 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from multidict import CIMultiDict
 
 from gateway.downstream.request import ClientRequest
-from gateway.errors import Forbidden, Unauthorized
+from gateway.errors import CannotAuthenticate, Forbidden, GatewayError, Unauthorized
 from gateway.limits.settings import TenantLimits
-from gateway.tenants.credentials import common_name_of, credential_of
+from gateway.tenants.credentials import MAX_TRIED, common_name_of, credentials_of
 from gateway.tenants.directory import Directory, digest_of
 from gateway.tenants.gatekeeper import Gatekeeper
 from gateway.tenants.settings import AuthenticationSettings, TenantSettings
@@ -28,11 +27,15 @@ class Transport:
         return self._certificate if name == "peercert" else None
 
 
+def raw(*headers: tuple[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in headers]
+
+
 class Request:
     """As much of a request as is looked at."""
 
     def __init__(self, *headers: tuple[str, str], certificate: object = None) -> None:
-        self.headers = CIMultiDict(headers)
+        self.raw_headers = raw(*headers)
         self.transport = Transport(certificate)
 
 
@@ -44,6 +47,12 @@ def bearer(credential: str) -> tuple[str, str]:
     return ("Authorization", f"Bearer {credential}")
 
 
+REFUSALS: dict[bytes, GatewayError] = {
+    b"proof-expired": Unauthorized("The token has expired."),
+    b"proof-unverifiable": CannotAuthenticate("not now", retry_after_s=1),
+}
+
+
 class ScriptedProof:
     """A proof that knows some credentials; counts how often it is asked."""
 
@@ -51,13 +60,15 @@ class ScriptedProof:
         self.names = names
         self.num_asked = 0
 
-    def may_know(self, credential: str) -> bool:
-        return credential.startswith("proof-")
+    def may_know(self, credential: bytes) -> bool:
+        return credential.startswith(b"proof-")
 
-    async def prove(self, credential: str, digest: bytes) -> tuple[str, float] | None:
+    async def prove(self, credential: bytes, digest: bytes) -> tuple[str, float] | None:
         self.num_asked += 1
         assert digest == digest_of(credential)
-        name = self.names.get(credential.removeprefix("proof-"))
+        if credential in REFUSALS:
+            raise REFUSALS[credential]
+        name = self.names.get(credential.decode().removeprefix("proof-"))
         return None if name is None else (name, 10.0)
 
 
@@ -82,44 +93,77 @@ class World:
         )
 
     async def name_of(self, one: ClientRequest) -> str:
-        return (self.keeper.recognise(one) or await self.keeper.prove(one)).name
+        tenant, _ = self.keeper.recognise(one) or await self.keeper.prove(one)
+        return tenant.name
 
 
 @pytest.mark.parametrize(
-    ("headers", "credential"),
+    ("headers", "secrets"),
     [
-        ([bearer(KEY)], KEY),
-        ([("authorization", f"bearer   {KEY} ")], KEY),
-        ([("X-Api-Key", KEY)], KEY),
-        ([bearer(KEY), ("x-api-key", "other")], KEY),
-        ([], None),
+        ([bearer(KEY)], [KEY]),
+        ([("authorization", f"bearer   {KEY} ")], [KEY]),
+        ([("authorization", KEY)], [KEY]),
+        ([("X-Api-Key", KEY)], [KEY]),
+        ([("API-Key", KEY)], [KEY]),
+        ([bearer("other"), ("x-api-key", KEY)], ["other", KEY]),
+        ([("x-api-key", KEY), ("authorization", "Basic abc")], [KEY, "abc"]),
+        ([("x-api-key", KEY), ("x-api-key", "other")], [KEY, "other"]),
+        ([("authorization", ""), ("x-api-key", ""), ("api-key", KEY)], [KEY]),
+        ([("authorization", "Bearer"), ("x-api-key", KEY)], ["Bearer", KEY]),
+        ([bearer("x" * 20_000)], []),
+        ([("x-other", KEY)], []),
     ],
 )
-def test_a_credential_comes_in_one_of_two_headers(
-    headers: list[tuple[str, str]], credential: str | None
+def test_every_place_for_a_credential_is_read(headers: list[tuple[str, str]], secrets: list[str]) -> None:
+    """As OpenAI's, Anthropic's and Azure's SDKs send it; what is empty or too long is none."""
+    assert [secret.decode() for secret, _ in credentials_of(raw(*headers))] == secrets
+
+
+def test_few_credentials_are_tried() -> None:
+    """Each may cost a look-up."""
+    assert len(credentials_of(raw(*[("x-api-key", f"key-{number}") for number in range(9)]))) == MAX_TRIED
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        bearer("sk-ant-oat01-foreign-token"),
+        bearer("proof-expired"),
+        bearer("proof-unverifiable"),
+        bearer("proof-stranger"),
+        ("authorization", "Basic dXNlcjpwYXNz"),
+        ("authorization", "Bearer"),
+        ("authorization", ""),
+        bearer("\udcff\udcfe"),
+        ("x-api-key", "wrong"),
+    ],
+)
+@pytest.mark.parametrize("mine", [KEY, "proof-x"])
+async def test_what_comes_beside_a_good_credential_is_no_mistake(foreign: tuple[str, str], mine: str) -> None:
+    """Before it or behind it, whatever is wrong with it; the header that proved the tenant is told."""
+    good = ("api-key", mine)
+    for headers in ((foreign, good), (good, foreign)):
+        world = World(x="a", stranger="nobody")
+        one = request(*headers)
+        tenant, proof = world.keeper.recognise(one) or await world.keeper.prove(one)
+        assert (tenant.name, proof) == ("a", (b"api-key", mine.encode()))
+        assert world.keeper.recognise(one) == (tenant, proof)
+
+
+@pytest.mark.parametrize(
+    ("headers", "error"),
+    [
+        ([bearer("proof-unverifiable"), ("x-api-key", "wrong")], CannotAuthenticate),
+        ([bearer("proof-stranger"), ("x-api-key", "proof-expired")], Forbidden),
+        ([("x-api-key", "\udcff")], Unauthorized),
+    ],
+)
+async def test_where_none_is_good_the_most_hopeful_refusal_is_told(
+    headers: list[tuple[str, str]], error: type[GatewayError]
 ) -> None:
-    """As OpenAI's and Anthropic's SDKs send it; the first of the two counts."""
-    assert credential_of(CIMultiDict(headers)) == credential
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [("authorization", "Basic abc")],
-        [("authorization", KEY)],
-        [("authorization", "Bearer")],
-        [("authorization", "")],
-        [bearer("x" * 20_000)],
-        [("x-api-key", "")],
-        [bearer(KEY), bearer("other")],
-        [("x-api-key", KEY), ("x-api-key", "other")],
-    ],
-)
-def test_what_is_no_credential_is_refused(headers: list[tuple[str, str]]) -> None:
-    """Two headers of one name would let us check one and a backend believe the other."""
-    with pytest.raises(Unauthorized) as caught:
-        credential_of(CIMultiDict(headers))
-    assert KEY not in caught.value.message
+    """A client that may be right is not told that it is wrong."""
+    with pytest.raises(error):
+        await World(stranger="nobody").name_of(request(*headers))
 
 
 async def test_a_configured_key_is_known_at_once() -> None:
@@ -172,12 +216,12 @@ async def test_what_is_remembered_is_bounded() -> None:
     assert all(world.keeper.recognise(request(bearer(f"proof-n{number}"))) for number in range(1, 9))
 
 
-async def test_a_client_certificate_proves_who_one_is_where_no_key_is_sent() -> None:
-    """By the common name that a tenant lists; a key, right or wrong, comes first."""
-    world = World()
+async def test_a_client_certificate_proves_who_one_is_where_no_key_does() -> None:
+    """By the common name that a tenant lists; a key that proves a tenant comes first."""
+    world = World(x="b")
     assert await world.name_of(request(certificate=CERTIFICATE)) == "a"
-    with pytest.raises(Unauthorized):
-        await world.name_of(request(bearer("wrong-key-wrong-key"), certificate=CERTIFICATE))
+    assert await world.name_of(request(bearer("wrong-key-wrong-key"), certificate=CERTIFICATE)) == "a"
+    assert await world.name_of(request(bearer("proof-x"), certificate=CERTIFICATE)) == "b"
     with pytest.raises(Unauthorized):
         await world.name_of(request(certificate={"subject": ((("commonName", "other"),),)}))
 

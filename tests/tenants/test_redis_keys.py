@@ -25,11 +25,11 @@ async def test_a_key_is_found_by_its_digest_until_it_is_revoked(
     """As an operator adds it with HSET and takes it away with HDEL."""
     link = RedisLink(RedisSettings(url=shared_redis.url, budget_ms=2000), environ={})
     keys = RedisKeys(link, ttl_s=30.0, clock=link._clock)
-    assert await keys.prove(KEY, DIGEST) is None
+    assert await keys.prove(KEY.encode(), DIGEST) is None
     await redis.hset(API_KEYS, DIGEST.hex(), "team-a")
-    assert await keys.prove(KEY, DIGEST) == ("team-a", 30.0)
+    assert await keys.prove(KEY.encode(), DIGEST) == ("team-a", 30.0)
     await redis.hdel(API_KEYS, DIGEST.hex())
-    assert await keys.prove(KEY, DIGEST) is None
+    assert await keys.prove(KEY.encode(), DIGEST) is None
     await link.close()
 
 
@@ -40,5 +40,5 @@ async def test_without_an_answer_nothing_is_known(shared_redis: RedisProcess, re
             await redis.set(API_KEYS, "text")
         link = RedisLink(RedisSettings(url=url, budget_ms=2000), environ={})
         with pytest.raises(CannotAuthenticate):
-            await RedisKeys(link, ttl_s=30.0, clock=link._clock).prove(KEY, DIGEST)
+            await RedisKeys(link, ttl_s=30.0, clock=link._clock).prove(KEY.encode(), DIGEST)
         await link.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.values import Api, Usage
 from gateway.wire.answers import observe_json
-from gateway.wire.usage import WireUsage, merge_usage
+from gateway.wire.usage import WireUsage, merge_usage, plausible
 
 CHAT = {"id": "c", "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}
 
@@ -90,3 +90,24 @@ def test_a_later_event_does_not_take_cached_tokens_back() -> None:
 def test_anything_else_says_nothing(api: Api, body: bytes) -> None:
     """HTML, binary data, cut or deep JSON: unknown, never an error."""
     assert observe_json(api, body) == (Usage(), None, None)
+
+
+@pytest.mark.parametrize(
+    ("told", "believed"),
+    [
+        ((50, 10, 40), (50, 10, 40)),
+        ((None, None, None), (None, None, None)),
+        ((101, 21, 101), (100, 20, 100)),
+        ((10**30, 10**30, 10**30), (100, 20, 100)),
+        ((50, 10, 60), (50, 10, 50)),
+        ((-1, 10, 5), (None, 10, 0)),
+        ((50, -1, -1), (50, None, None)),
+    ],
+)
+def test_reports_count_up_to_what_is_plausible(
+    told: tuple[int | None, ...], believed: tuple[int | None, ...]
+) -> None:
+    """Neither more than the bytes can mean, nor less than nothing, nor more from the cache than there is."""
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    usage = Usage(**dict(zip(names, told, strict=True)))
+    assert plausible(usage, 100, 20) == Usage(**dict(zip(names, believed, strict=True)))

@@ -11,8 +11,8 @@ if max_in_flight > 0 and num_in_flight_elsewhere(KEYS[1], ARGV[5]) + tonumber(AR
   cause = 'tenant_in_flight'
 elseif use.requests_per_minute > 0 and use.requests_left < 1 then
   cause = 'tenant_requests'
-elseif use.tokens_per_minute > 0
-    and use.tokens_left < math.min(math.max(tokens, 1), use.tokens_per_minute) then
+elseif use.tokens_per_minute > 0 and tokens > 0
+    and use.tokens_left < math.min(tokens, use.tokens_per_minute) then
   cause = 'tenant_tokens'
 end
 if cause == '' then
