@@ -49,7 +49,7 @@ def carried(body: CarriedFields) -> dict[str, Any]:
 
 
 class SamplingFields(CarriedFields, kw_only=True):
-    """Fields shared by chat and text completions; other dialects spell these in their own way or lack them."""
+    """Fields of chat and text completions that other dialects spell in their own way, or lack."""
 
     max_tokens: int | None = None
     n: int | None = None

@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from engine_adapter.server.answer_form import AnswerForm, chat_answer_form

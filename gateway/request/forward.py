@@ -23,7 +23,7 @@ from gateway.routing.health import Outcome, outcome_of_status
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.pool import UpstreamPool
 from gateway.values import AttemptOutcome, BackendId
-from gateway.wire.cache_salt import SALTED_ENGINES, with_cache_salt
+from gateway.wire.cache_salt import CacheSalting
 from gateway.wire.headers import RequestHeads, find_header, response_headers
 
 MAX_HELD_BYTES: Final = 65_536
@@ -45,6 +45,10 @@ class Forwarder:
         config = parts.config
         self._failover = config.failover
         self._heads = RequestHeads(config.headers, passes_credentials=config.passes_client_credentials)
+        authentication = config.authentication
+        self._salting = CacheSalting(
+            authentication.also_salted, shares_unsalted=authentication.unsalted == "share"
+        )
 
     def prepare(self, turn: Turn, attempt: Attempt) -> None:
         """Make the bytes to send, and find the pool of the chosen backend. Raises UpstreamConnectFailed."""
@@ -59,12 +63,13 @@ class Forwarder:
             turn.outcome.sent_s = self._clock()
 
     def _body_for(self, turn: Turn, backend_id: BackendId) -> bytes:
-        """The received bytes; with its tenant's salt for an engine that keeps caches apart by one."""
+        """The received bytes; with its tenant's salt where caches are kept apart."""
         salt = turn.tenant.cache_salt
         backend = self._fleet.view.get(backend_id) if salt is not None else None
-        if salt is None or backend is None or backend.engine not in SALTED_ENGINES:
+        if salt is None or backend is None:
             return turn.body
-        return with_cache_salt(turn.api, turn.body, salt, turn.request.headers.get("content-encoding"))
+        encoding = turn.request.headers.get("content-encoding")
+        return self._salting.salted(backend.engine, turn.api, turn.route.path, turn.body, salt, encoding)
 
     def _request_head(self, turn: Turn, backend_id: BackendId, pool: UpstreamPool) -> bytes:
         api_key, request = self._fleet.api_key(backend_id), turn.request

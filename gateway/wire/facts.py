@@ -19,7 +19,7 @@ from gateway.wire.encodings import decode_body
 from gateway.wire.forms import RawHeaders, model_of_form
 from gateway.wire.keys import IdentityFinder, KeyHasher, Marks, to_bytes
 from gateway.wire.prompts import Prompt, PromptReader
-from gateway.wire.routes import response_id_of
+from gateway.wire.routes import COUNT_PATHS, response_id_of
 from gateway.wire.settings import KeySettings
 
 # These sets hold values and are looked up with `_value_`: the hash and `value` of an Enum member are Python
@@ -28,7 +28,6 @@ from gateway.wire.settings import KeySettings
 _CACHELESS: Final = frozenset(
     {Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.MODELS.value, Api.AUDIO.value}
 )
-_CACHELESS_PATHS: Final = frozenset({"/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 _CONVERSATIONS: Final = frozenset({Api.CHAT.value, Api.MESSAGES.value, Api.RESPONSES.value})
 _BODYLESS: Final = frozenset({Api.MODELS.value, Api.OTHER.value})
 _PROMPTLESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.AUDIO.value})
@@ -97,7 +96,7 @@ class FactsParser:
             reading = self._read_conversation(request, tenant)
         else:
             reading = self._read(api, marks, tenant, self._decode(api, raw_headers, content, query))
-        is_cacheless = api._value_ in _CACHELESS or path in _CACHELESS_PATHS
+        is_cacheless = api._value_ in _CACHELESS or path in COUNT_PATHS
         return _facts(api, tenant, reading, is_cacheless=is_cacheless)
 
     def _stored_response(self, tenant: str, response_id: str) -> RequestFacts:

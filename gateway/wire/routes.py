@@ -50,6 +50,9 @@ _OPERATIONS: Final[dict[Api, tuple[str, ...]]] = {
     Api.AUDIO: ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
 }
 
+COUNT_PATHS: Final = frozenset({"/v1/messages/count_tokens", "/v1/responses/input_tokens"})
+"""Paths that tell how long a prompt is: an engine computes nothing for them, and caches nothing."""
+
 # A response id is copied into a path for a backend, so its alphabet is restricted and has no dot.
 _RESPONSE_PATH: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel|/input_items)?")
 _MODEL_PATH: Final = re.compile(r"/v1/models/[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+)*")
