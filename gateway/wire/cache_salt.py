@@ -19,8 +19,8 @@ from gateway.values import Api
 from gateway.wire.routes import COUNT_PATHS
 
 _SALT: Final = b"cache_salt"
-# Not `messages`: vLLM has the field since its pull request 49498 of 2026, SGLang has none. Who does not know the
-# field drops it unnoticed.
+# Not `messages`: vLLM has the field since its pull request 49498 of 2026, SGLang has none. Who does not know
+# the field drops it unnoticed.
 _HEEDED: Final = {
     "torch": {Api.CHAT: _SALT, Api.COMPLETIONS: _SALT, Api.RESPONSES: _SALT, Api.MESSAGES: _SALT},
     "vllm": {
