@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.limits.settings import TenantLimits
+from gateway.values import MAX_NAME_LENGTH, NAME_CHARACTERS, NAME_PATTERN
 from gateway.wire.cache_salt import parse_salted
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_NAME = re.compile(rf"{NAME_PATTERN}\Z")
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}\Z")
 ALGORITHMS = frozenset(
     ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -46,7 +47,8 @@ class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
             raise ValueError(
-                f"name {self.name!r} must match [A-Za-z0-9][A-Za-z0-9._-]* and have at most 64 characters"
+                f"name {self.name!r} must match [A-Za-z0-9][{NAME_CHARACTERS}]* and have at most "
+                f"{MAX_NAME_LENGTH} characters"
             )
         if any(not _KEY_HASH.match(key_hash) for key_hash in self.key_hashes):
             raise ValueError(
