@@ -20,12 +20,18 @@ import pytest
 from engine.worker_app import MODEL, Worker, running_worker
 from fakes.gateway_world import GatewayWorld
 from fakes.tiny_checkpoint import write_tiny_checkpoint
-
-KEYS = {"a": "key-of-tenant-a-0001", "b": "key-of-tenant-b-0001"}
-SECRET = "a secret that only tenant a may know. " * 8
-CHAT = [{"role": "user", "content": SECRET}]
-DIALECTS = ("chat", "completions", "messages", "responses")
-MANY_TOKENS = 250  # of the secret; what is cached of it
+from proxy.thefts import (
+    CHAT,
+    CHOSEN_SALTS,
+    DIALECTS,
+    KEYS,
+    MANY_TOKENS,
+    REMOVED_SALTS,
+    STOLEN,
+    behind,
+    cached_tokens,
+    request,
+)
 
 
 class Theft(NamedTuple):
@@ -43,15 +49,18 @@ class Theft(NamedTuple):
         known = {"authorization": f"Bearer {KEYS[tenant]}", "content-type": "application/json"}
         return await self.world.client.post(path, content=content, headers={**known, **names})
 
+    def request(self, dialect: str, **fields: Any) -> tuple[str, bytes]:
+        return request(MODEL, self.tokens, dialect, **fields)
+
     async def warm(self) -> None:
         """Nothing is cached but tenant a's secret."""
         await self.worker.client.post("/v1/kv/clear")
-        answer = await self.post("a", *request(self, "chat"))
+        answer = await self.post("a", *self.request("chat"))
         assert cached_tokens(answer) == 0
 
     async def assert_still_there(self, dialect: str) -> None:
         """The same tokens, sent by tenant a in this dialect, are found."""
-        assert cached_tokens(await self.post("a", *request(self, dialect))) > MANY_TOKENS, dialect
+        assert cached_tokens(await self.post("a", *self.request(dialect))) > MANY_TOKENS, dialect
 
 
 @pytest.fixture(scope="module")
@@ -77,91 +86,11 @@ async def theft(checkpoint: Path) -> AsyncIterator[Theft]:
             yield Theft(world, worker, counted["tokens"], str(salt))
 
 
-def request(theft: Theft, dialect: str, **fields: Any) -> tuple[str, bytes]:
-    """The secret in this dialect, as the same tokens: its path and body."""
-    path, body = {
-        "chat": ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2}),
-        "completions": ("/v1/completions", {"prompt": theft.tokens, "max_tokens": 2}),
-        "messages": ("/v1/messages", {"messages": CHAT, "max_tokens": 2}),
-        "responses": ("/v1/responses", {"input": SECRET, "max_output_tokens": 2}),
-    }[dialect]
-    return path, json.dumps({"model": MODEL, **body, **fields}).encode()
-
-
-def cached_tokens(answer: httpx.Response) -> int:
-    """What any dialect tells in its usage, whole or streamed; a refused request found nothing."""
-    if answer.status_code in (400, 403, 404, 405, 415, 422, 426):
-        return 0
-    assert answer.status_code == 200, answer.text
-    if not answer.headers["content-type"].startswith("text/event-stream"):
-        return _found(answer.json())
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
-    return max(_found(json.loads(event)) for event in events)
-
-
-def _found(value: Any) -> int:
-    """The largest count of cached tokens anywhere in it."""
-    if isinstance(value, list):
-        return max(map(_found, value), default=0)
-    if not isinstance(value, dict):
-        return 0
-    counts = [value.get(name) or 0 for name in ("cached_tokens", "cache_read_input_tokens")]
-    return max(*counts, *map(_found, value.values())) if value else 0
-
-
 async def in_chunks(data: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(data), 100):
         yield data[start : start + 100]
 
 
-Change = Callable[[Theft, bytes], bytes]
-
-
-def ahead(text: str) -> Change:
-    """Put these members first; `SALT` is tenant a's."""
-    return lambda theft, body: b"{%b,%b" % (text.replace("SALT", theft.salt).encode(), body[1:])
-
-
-def behind(text: str) -> Change:
-    """Put these members last."""
-    return lambda theft, body: b"%b,%b}" % (body[:-1], text.replace("SALT", theft.salt).encode())
-
-
-STOLEN = behind('"cache_salt":"SALT"')
-CHOSEN_SALTS: dict[str, Change] = {
-    "none": lambda _, body: body,
-    "first": ahead('"cache_salt":"SALT"'),
-    "last": STOLEN,
-    "twice": lambda theft, body: behind('"cache_salt":"SALT"')(
-        theft, ahead('"cache_salt":"SALT"')(theft, body)
-    ),
-    "many": behind(",".join(['"cache_salt":"SALT"'] * 50)),
-    "escaped": behind('"cache\\u005fsalt":"SALT"'),
-    "all escaped": behind('"' + "".join(f"\\u{ord(letter):04x}" for letter in "cache_salt") + '":"SALT"'),
-    "other case": behind('"Cache_Salt":"SALT","CACHE_SALT":"SALT","cacheSalt":"SALT","cache-salt":"SALT"'),
-    "blanks": behind(' "cache_salt" : "SALT" \n\t'),
-    "nested": behind('"extra_body":{"cache_salt":"SALT"},"metadata":{"cache_salt":"SALT"}'),
-    "extra key": behind('"extra_key":"SALT","vllm_xargs":{"cache_salt":"SALT"},"namespace":"SALT"'),
-    "user": behind(f'"user":"{KEYS["a"]}","safety_identifier":"a"'),
-}
-REMOVED_SALTS: dict[str, Change] = {
-    "null": behind('"cache_salt":null'),
-    "empty": behind('"cache_salt":""'),
-    "null, twice": behind('"cache_salt":null,"cache_salt":null'),
-    "number": behind('"cache_salt":0'),
-    "list": behind('"cache_salt":["SALT"]'),
-    "object": behind('"cache_salt":{"a":"SALT"}'),
-    "blanks at the end": lambda _, body: body + b" \r\n\t" * 20,
-    "a second object": lambda _, body: body + b'{"cache_salt":null}',
-    "a comment": lambda _, body: body[:-1] + b"}//{}",
-    "a NUL": lambda _, body: body + b"\x00",
-    "an open string": lambda _, body: body[:-1] + b',"x":"}',
-    "an open object": lambda _, body: body[:-1] + b',"x":{"y":1}',
-    "a mark": lambda _, body: b"\xef\xbb\xbf" + body,
-    "utf-16": lambda _, body: body.decode().encode("utf-16-be"),
-    "half an emoji": behind('"x":"\\ud83d","cache_salt":null'),
-    "not a number": behind('"x":NaN,"cache_salt":null'),
-}
 CODINGS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "deflate": zlib.compress,
@@ -195,9 +124,9 @@ async def test_the_salt_is_not_the_clients_to_choose(theft: Theft, way: str, dia
     change = (CHOSEN_SALTS | REMOVED_SALTS)[way]
     for is_stream in (False, True):
         fields = {"stream_options": {"include_usage": True}} if dialect in ("chat", "completions") else {}
-        path, body = request(theft, dialect, stream=is_stream, **(fields if is_stream else {}))
+        path, body = theft.request(dialect, stream=is_stream, **(fields if is_stream else {}))
         await theft.warm()
-        assert cached_tokens(await theft.post("b", path, change(theft, body))) == 0, is_stream
+        assert cached_tokens(await theft.post("b", path, change(theft.salt, body))) == 0, is_stream
         assert cached_tokens(await theft.post("a", path, body)) > MANY_TOKENS, is_stream
     await theft.assert_still_there(dialect)
 
@@ -205,9 +134,9 @@ async def test_the_salt_is_not_the_clients_to_choose(theft: Theft, way: str, dia
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_the_way_it_is_sent_changes_nothing(theft: Theft, dialect: str) -> None:
     """Way 5: in chunks, in a coding, as a form, beyond the size that another process reads."""
-    path, body = request(theft, dialect)
-    stolen = STOLEN(theft, body)
-    large = behind('"x":"%s","cache_salt":"SALT"' % ("y" * 400_000))(theft, body)
+    path, body = theft.request(dialect)
+    stolen = STOLEN(theft.salt, body)
+    large = behind('"x":"%s","cache_salt":"SALT"' % ("y" * 400_000))(theft.salt, body)
     form = (
         b'--x\r\nContent-Disposition: form-data; name="cache_salt"\r\n\r\n%b\r\n--x--\r\n'
         % theft.salt.encode()
@@ -239,7 +168,7 @@ async def test_the_others_session_leads_to_nothing(theft: Theft, dialect: str) -
     fields: dict[str, Any] = {"prompt_cache_key": "the-same", "session_id": "the-same", "user": "the-same"}
     fields |= {"metadata": {"session_id": "the-same", "user_id": "the-same"}}
     await theft.worker.client.post("/v1/kv/clear")
-    path, body = request(theft, dialect, **fields)
+    path, body = theft.request(dialect, **fields)
     assert (await theft.post("a", path, body, **ids)).status_code == 200
     for query in ("", f"?session_id=the-same&cache_salt={theft.salt}&tenant=a"):
         assert cached_tokens(await theft.post("b", path + query, body, **ids)) == 0
@@ -250,7 +179,7 @@ async def test_the_others_session_leads_to_nothing(theft: Theft, dialect: str) -
 
 async def test_a_stored_answer_is_not_continued_by_others(theft: Theft) -> None:
     """Way 7: by its id in the body, in the path, through a body that we cannot read."""
-    made = (await theft.post("a", *request(theft, "responses"))).json()["id"]
+    made = (await theft.post("a", *theft.request("responses"))).json()["id"]
     await theft.world.wait_for(lambda: theft.world.gateway.proxy.num_in_flight == 0)
     more = json.dumps({"model": MODEL, "input": "and?", "previous_response_id": made}).encode()
     twice = more[:-1] + b',"previous_response_id":null,"previous_response_id":"%b"}' % made.encode()
@@ -287,7 +216,7 @@ async def test_a_pinned_prefix_is_its_tenants_own(theft: Theft, dialect: str) ->
         return theft.worker.context.engine.latest_stats.num_blocks_pinned * 4 > MANY_TOKENS
 
     await theft.world.wait_for(is_pinned, timeout_s=20)
-    assert cached_tokens(await theft.post("b", *request(theft, dialect))) == 0
+    assert cached_tokens(await theft.post("b", *theft.request(dialect))) == 0
     await theft.assert_still_there(dialect)
 
 
@@ -318,7 +247,7 @@ async def test_many_prompts_at_once_find_nothing_either(theft: Theft) -> None:
             for tokens in (theft.tokens, other):
                 await theft.warm()
                 prompt = [tokens, tokens[:200]] if is_list else tokens
-                path, body = request(theft, "completions", prompt=prompt, cache_salt=theft.salt, **fields)
+                path, body = theft.request("completions", prompt=prompt, cache_salt=theft.salt, **fields)
                 answer = await theft.post("b", path, body)
                 assert answer.status_code == 200, answer.text
                 found.append(cached_tokens(answer))
