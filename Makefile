@@ -9,7 +9,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 BACKENDS ?= 2
 PORT    ?= 8000
 
-.PHONY: run venv dev test lint types imports unit bench bench-gateway bench-curves bench-engine bench-routing soak gpu-check docs dist sbom system-packages model clean help
+.PHONY: run venv dev test lint types imports unit bench bench-gateway bench-curves bench-engine bench-routing soak gpu-check vllm-check docs dist sbom system-packages model clean help
 
 help: ## Show this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -71,6 +71,9 @@ bench-routing: dev ## Simulate every routing policy on every trace slice
 
 soak: dev ## Run long: 1,500 streams for five minutes, chaos for fifteen
 	@$(BIN)/pytest -m soak tests
+
+vllm-check: dev ## Check that tenants are kept apart by a stock vLLM: installed, or at HOMING_VLLM_URL
+	@$(BIN)/pytest -m vllm tests/proxy
 
 gpu-check: dev ## Check the kernels on a CUDA device: correctness, then minimum speed
 	@$(BIN)/python tests/gpu/gpu_check.py

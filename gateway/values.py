@@ -14,12 +14,21 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NewType
+from typing import Annotated, Final, Literal, NewType
 
 import msgspec
+from msgspec import Meta
+
+NAME_CHARACTERS: Final = "A-Za-z0-9._-"
+MAX_NAME_LENGTH: Final = 64
+NAME_PATTERN: Final = rf"[A-Za-z0-9][{NAME_CHARACTERS}]{{0,{MAX_NAME_LENGTH - 1}}}"
+"""The names of backends and tenants, wherever they come from: files, sources, the admin API, Redis."""
+
+Name = Annotated[str, Meta(pattern=rf"^{NAME_PATTERN}$(?!\n)")]
+"""A name in a body that is decoded. Python's `$` also matches before a line feed at the end."""
 
 BackendId = NewType("BackendId", str)
-"""Name of one addressable engine instance, unique in the fleet, `[A-Za-z0-9._-]{1,64}`."""
+"""Name of one addressable engine instance, unique in the fleet, of `NAME_PATTERN`."""
 
 SessionKey = NewType("SessionKey", str)
 """HMAC of (tenant, model, client's session id) as 32 hex digits. Safe to store, log and show."""

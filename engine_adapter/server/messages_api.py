@@ -26,7 +26,7 @@ from engine_adapter.server.chat_answer import collect_choices, read_parts
 from engine_adapter.server.errors import bad_request
 from engine_adapter.server.event_stream import event, json_response, send_stream
 from engine_adapter.server.generation import Generation, RequestStats
-from engine_adapter.server.protocol import ChatMessage, ChatRequest
+from engine_adapter.server.protocol import CarriedFields, ChatMessage, ChatRequest, carried
 from engine_adapter.server.request_body import read_body
 from engine_adapter.server.serving import ServingContext, context_of, tags_of
 
@@ -45,16 +45,11 @@ class Thinking(msgspec.Struct, kw_only=True):
     budget_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-class MessagesRequest(msgspec.Struct, kw_only=True):
-    model: str
+class MessagesRequest(CarriedFields, kw_only=True):
     messages: list[Message]
     max_tokens: int | None = None  # required by the API, absent when only counting
     system: str | list[dict[str, Any]] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
@@ -106,12 +101,9 @@ def _as_chat(body: MessagesRequest, context: ServingContext) -> ChatRequest:
             raise bad_request(f"{where} must be user or assistant", param=where, code="invalid_value")
         chat.extend(_chat_messages(message))
     return ChatRequest(
-        model=body.model,
+        **carried(body),
         messages=chat,
         max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
         stop=body.stop_sequences,
         tools=[_tool(tool) for tool in body.tools] if body.tools else None,
         tool_choice=_tool_choice(body.tool_choice),

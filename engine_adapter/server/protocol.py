@@ -16,19 +16,20 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """Fields shared by chat and text completions."""
+class CarriedFields(msgspec.Struct, kw_only=True):
+    """Fields that every dialect has under the same name, and that a conversion to a chat keeps: `carried`.
+
+    A field that all dialects should heed belongs here. One that is added to a single dialect would be lost on
+    the way from another, and a lost `cache_salt` lets tenants share a cache.
+    """
 
     model: str
-    max_tokens: int | None = None
-    min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    min_tokens: int | None = None
     seed: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -37,14 +38,27 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
     stream: bool | None = None
+
+
+def carried(body: CarriedFields) -> dict[str, Any]:
+    """Return the fields that the body has in common with all other dialects."""
+    return {name: getattr(body, name) for name in CarriedFields.__struct_fields__}
+
+
+class SamplingFields(CarriedFields, kw_only=True):
+    """Fields of chat and text completions that other dialects spell in their own way, or lack."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     guided_json: Any = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -21,6 +21,7 @@ class StoredResponse:
 
     document: dict[str, object]
     messages: tuple[ChatMessage, ...]
+    cache_salt: str = ""  # who continues the answer must send the same
 
 
 class ResponseStore:

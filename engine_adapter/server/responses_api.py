@@ -1,8 +1,8 @@
 """`/v1/responses`: OpenAI's newer dialect, as far as it applies to a text model.
 
 Decides how input items map to chat messages and how an answer becomes output items. With `store` (the
-default) the answer can be continued with `previous_response_id`. Built-in tools, background mode and
-conversations are refused by name: ignoring them would silently lose context.
+default) the answer can be continued with `previous_response_id`, under the same `cache_salt`. Built-in tools,
+background mode and conversations are refused by name: ignoring them would silently lose context.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from engine_adapter.server.answer_form import AnswerForm, chat_answer_form
 from engine_adapter.server.chat import chat_generation, check_chat
 from engine_adapter.server.chat_answer import WholeChoice, collect_choices, read_parts
-from engine_adapter.server.errors import bad_request, not_found, unsupported
+from engine_adapter.server.errors import ApiError, bad_request, not_found, unsupported
 from engine_adapter.server.event_stream import event, json_response, send_stream
 from engine_adapter.server.generation import Generation, RequestStats
-from engine_adapter.server.protocol import ChatMessage, ChatRequest
+from engine_adapter.server.protocol import CarriedFields, ChatMessage, ChatRequest, carried
 from engine_adapter.server.request_body import read_body
 from engine_adapter.server.response_store import StoredResponse
 from engine_adapter.server.serving import ServingContext, context_of, tags_of
@@ -31,14 +30,10 @@ from engine_adapter.server.serving import ServingContext, context_of, tags_of
 Item = Mapping[str, Any]
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
-    model: str
+class ResponsesRequest(CarriedFields, kw_only=True):
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool | None = None
     store: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None
@@ -121,8 +116,12 @@ async def delete(request: web.Request) -> web.Response:
 def _stored(context: ServingContext, response_id: str, param: str = "response_id") -> StoredResponse:
     entry = context.responses.get(response_id)
     if entry is None:
-        raise not_found("no such response on this worker", param=param)
+        raise _unknown(param)
     return entry
+
+
+def _unknown(param: str) -> ApiError:
+    return not_found("no such response on this worker", param=param)
 
 
 def _refuse_unsupported(body: ResponsesRequest) -> None:
@@ -138,7 +137,10 @@ def _refuse_unsupported(body: ResponsesRequest) -> None:
 def _history(context: ServingContext, body: ResponsesRequest) -> tuple[ChatMessage, ...]:
     if body.previous_response_id is None:
         return ()
-    return _stored(context, body.previous_response_id, "previous_response_id").messages
+    entry = _stored(context, body.previous_response_id, "previous_response_id")
+    if entry.cache_salt != (body.cache_salt or ""):
+        raise _unknown("previous_response_id")  # another tenant's
+    return entry.messages
 
 
 def _input_messages(given: str | list[dict[str, Any]]) -> list[ChatMessage]:
@@ -181,11 +183,9 @@ def _as_chat(body: ResponsesRequest, messages: tuple[ChatMessage, ...]) -> ChatR
     if isinstance(format_, dict) and format_.get("type") == "json_schema":
         format_ = {"type": "json_schema", "json_schema": format_}
     return ChatRequest(
-        model=body.model,
+        **carried(body),
         messages=[*leading, *messages],
         max_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
         tools=tools or None,
         tool_choice=choice,
         response_format=format_ if isinstance(format_, dict) else None,
@@ -208,7 +208,11 @@ def _finish(pending: PendingResponse, choice: WholeChoice) -> dict[str, object]:
     if pending.body.store is not False:
         calls = [{k: v for k, v in call.items() if k != "index"} for call in choice.calls]
         answer = ChatMessage(role="assistant", content=choice.text, tool_calls=calls or None)
-        entry = StoredResponse(document=document, messages=(*pending.messages, answer))
+        entry = StoredResponse(
+            document=document,
+            messages=(*pending.messages, answer),
+            cache_salt=pending.body.cache_salt or "",
+        )
         pending.context.responses.put(str(pending.head["id"]), entry)
     return document
 

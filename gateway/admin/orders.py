@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from gateway.values import Name
+
 Weight = Annotated[float, Meta(ge=0, le=1000)]
-BackendName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+BackendName = Name
 SessionName = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
 PinName = Annotated[str, Meta(min_length=1, max_length=200)]
 Text = Annotated[str, Meta(max_length=256)]

@@ -22,7 +22,7 @@ from gateway.config.file_watch import ReloadSettings
 from gateway.config.mistakes import explain
 from gateway.downstream.settings import DownstreamSettings
 from gateway.downstream.tls import ListenerTls
-from gateway.fleet.settings import BackendSettings, FleetSettings, normalise_backend_url
+from gateway.fleet.settings import ENGINES, BackendSettings, FleetSettings, normalise_backend_url
 from gateway.limits.settings import LimitSettings
 from gateway.request.tracing import TracingSettings
 from gateway.routing.failover import FailoverSettings
@@ -32,6 +32,7 @@ from gateway.routing.settings import RoutingSettings
 from gateway.sessions.settings import SessionsSettings
 from gateway.tenants.settings import AuthenticationSettings, TenantSettings, check_proofs, must_authenticate
 from gateway.upstream.settings import UpstreamSettings
+from gateway.wire.cache_salt import parse_salted
 from gateway.wire.routes import check_passthrough
 from gateway.wire.settings import HeaderSettings, KeySettings
 
@@ -128,6 +129,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             self.authentication,
             asks_for_certificates=tls is not None and tls.client_ca_file is not None,
         )
+        for name in self.authentication.also_salted:
+            if parse_salted(name)[0] not in ENGINES:
+                raise ValueError(f"authentication.also_salted: no engine is named as in {name!r}")
         if self.authentication.keys_in_redis and self.sessions.store != "redis":
             raise ValueError("authentication.keys_in_redis needs sessions.store: redis")
         if self.workers < 1:

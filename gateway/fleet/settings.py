@@ -10,9 +10,9 @@ import re
 import msgspec
 
 from gateway.upstream.address import parse_base_url
-from gateway.values import Backend, BackendId
+from gateway.values import MAX_NAME_LENGTH, NAME_CHARACTERS, NAME_PATTERN, Backend, BackendId
 
-BACKEND_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+BACKEND_ID_PATTERN = re.compile(rf"{NAME_PATTERN}\Z")
 ENGINES = ("torch", "vllm", "sglang", "llamacpp", "trtllm", "openai")
 """Known engine kinds; `engine_metrics.DIALECTS` has an entry for each."""
 MAX_WEIGHT = 1000.0
@@ -37,11 +37,14 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Environment variable that holds the key sent to this backend instead of the client's."""
 
     def __post_init__(self) -> None:
-        normalise_backend_url(self.url)
-        if self.id is not None and not BACKEND_ID_PATTERN.match(self.id):
+        if not BACKEND_ID_PATTERN.match(self.backend_id):
+            if self.id is None:
+                raise ValueError(f"no name can be made of {self.url!r}: give the backend an id")
             raise ValueError(
-                f"id {self.id!r} must match [A-Za-z0-9][A-Za-z0-9._-]* and have at most 64 characters"
+                f"id {self.id!r} must match [A-Za-z0-9][{NAME_CHARACTERS}]* and have at most "
+                f"{MAX_NAME_LENGTH} characters"
             )
+        normalise_backend_url(self.url)
         _check_engine_and_weight(self.engine, self.weight)
 
     @property
@@ -49,7 +52,7 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         if self.id is not None:
             return self.id
         place = normalise_backend_url(self.url).partition(":")[2]
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", place).strip("-._")[:64]
+        return re.sub(rf"[^{NAME_CHARACTERS}]+", "-", place).strip("-._")[:MAX_NAME_LENGTH]
 
 
 def normalise_backend_url(url: str) -> str:

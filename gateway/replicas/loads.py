@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.redis_link.link import RedisLink, Unavailable
 from gateway.redis_link.lua import load_script
-from gateway.values import BackendId
+from gateway.values import BackendId, Name
 
 LIFETIME_S = 3.0
 
@@ -50,7 +50,7 @@ class MemoryLoads:
 class _Row(msgspec.Struct, frozen=True, array_like=True):
     """One backend of one replica's payload; a payload is a JSON list of them."""
 
-    backend_id: str
+    backend_id: Name
     work_s: float
     num_in_flight: int
 

@@ -18,19 +18,26 @@ Pure: no clock, no I/O.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from gateway.values import BackendId
+from gateway.values import NAME_PATTERN, BackendId
 
 MAX_NOT_IN_FORCE = 1000
 """Most orders kept for backends that are gone, the latest ones: some fleets change by the minute."""
 
 _WEIGHT_SUFFIX = "/weight"  # no backend's name contains a slash
-_Time = Annotated[int, Meta(ge=0, le=2**52)]  # exact as a float: Lua knows no other numbers
+MAX_MS = 2**52  # exact as a float: Lua knows no other numbers
+MAX_AUTHOR_LENGTH = 64
+ORDER_RULE = {"MAX_MS": MAX_MS, "MAX_AUTHOR_LENGTH": MAX_AUTHOR_LENGTH}
+"""What the board's script has to know of this, so that it keeps no order that is refused here."""
+_Time = Annotated[int, Meta(ge=0, le=MAX_MS)]
+_Author = Annotated[str, Meta(max_length=MAX_AUTHOR_LENGTH, pattern=r"^[ -~]*$(?!\n)")]
+_NAME = re.compile(NAME_PATTERN)
 
 
 class Subject(NamedTuple):
@@ -44,17 +51,18 @@ class Subject(NamedTuple):
 
 
 def subject_named(name: str) -> Subject:
-    """Reverse `str(subject)`."""
-    if name.endswith(_WEIGHT_SUFFIX):
-        return Subject(BackendId(name.removesuffix(_WEIGHT_SUFFIX)), "weight")
-    return Subject(BackendId(name), "state")
+    """Reverse `str(subject)`. Raises ValueError if no backend can have this name."""
+    backend_id = name.removesuffix(_WEIGHT_SUFFIX)
+    if _NAME.fullmatch(backend_id) is None:
+        raise ValueError("not a backend's name")
+    return Subject(BackendId(backend_id), "state" if backend_id == name else "weight")
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One order. Values from Redis are validated when read."""
 
     ms: _Time = 0
-    author: Annotated[str, Meta(max_length=64)] = ""
+    author: _Author = ""
     renewed_ms: _Time = 0
     wants: Literal["", "cordoned", "draining", "removed"] = ""
     deadline_wall_s: float | None = None  # of a drain, in wall time: the only clock that replicas share

@@ -16,7 +16,14 @@ import msgspec
 
 from gateway.redis_link.link import RedisLink, Unavailable
 from gateway.redis_link.lua import load_script
-from gateway.replicas.order_book import Order, Orders, Subject, merge, subject_named
+from gateway.replicas.order_book import (
+    ORDER_RULE,
+    Order,
+    Orders,
+    Subject,
+    merge,
+    subject_named,
+)
 
 
 class SharedOrders(Protocol):
@@ -47,7 +54,7 @@ class RedisOrders:
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
-        self._script = load_script("orders")
+        self._script = load_script("orders", constants=ORDER_RULE)
         self._decode = msgspec.json.Decoder(Order).decode
 
     async def exchange(self, told: Orders, forgotten: Orders, *, lifetime_s: float) -> Orders | None:
@@ -69,6 +76,6 @@ class RedisOrders:
         for name, value in zip(raw[::2], raw[1::2], strict=False):
             try:
                 orders[subject_named(name.decode())] = self._decode(value)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, ValueError):
                 self._link.errors["odd_value"] += 1
         return orders

@@ -26,6 +26,7 @@ from gateway.redis_link.lua import load_script
 from gateway.values import StoreBudget
 
 LEASE_S = 30.0
+_CAUSES = ("IN_FLIGHT", "REQUESTS", "TOKENS")  # as the script names them
 
 Arguments = list[str | int]
 
@@ -47,7 +48,9 @@ class RedisTenantUse:
         self._link, self._clock = link, clock
         self._replica = uuid.uuid4().hex
         self._sequence = 0
-        self._draw_script = load_script("draw", "tenant_use")
+        self._draw_script = load_script(
+            "draw", "tenant_use", constants=dict(zip(_CAUSES, REFUSAL_CAUSES, strict=True))
+        )
         self._settle_script = load_script("settle", "tenant_use")
         self._num_in_flight_of: Callable[[str], int] = lambda _: 0
         self._updates: dict[str, _Update] = {}  # tenants with something to send or a lease to renew

@@ -24,7 +24,7 @@ from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.pool import UpstreamPool
 from gateway.values import AttemptOutcome, BackendId
 from gateway.wire.asked_usage import ASKED_ENGINES, UsageFilter, with_usage_asked
-from gateway.wire.cache_salt import SALTED_ENGINES, with_cache_salt
+from gateway.wire.cache_salt import CacheSalting
 from gateway.wire.headers import RequestHeads, bearer, find_header, response_headers
 
 MAX_HELD_BYTES: Final = 65_536
@@ -48,6 +48,10 @@ class Forwarder:
         self._failover = config.failover
         self._heads = RequestHeads(config.headers, passes_credentials=config.passes_client_credentials)
         self._passes_client_key = config.passes_client_key
+        authentication = config.authentication
+        self._salting = CacheSalting(
+            authentication.also_salted, shares_unsalted=authentication.unsalted == "share"
+        )
 
     def prepare(self, turn: Turn, attempt: Attempt) -> None:
         """Make the bytes to send, and find the pool of the chosen backend. Raises UpstreamConnectFailed."""
@@ -68,8 +72,9 @@ class Forwarder:
         backend = self._fleet.view.get(backend_id) if asks or salt is not None else None
         if backend is None:
             return body
-        if salt is not None and backend.engine in SALTED_ENGINES:
-            body = with_cache_salt(turn.api, body, salt, turn.request.content_encoding)
+        if salt is not None:
+            encoding = turn.request.content_encoding
+            body = self._salting.salted(backend.engine, turn.api, turn.route.path, body, salt, encoding)
         if asks and backend.engine in ASKED_ENGINES:
             body, attempt.usage_filter = with_usage_asked(body), UsageFilter(backend.engine)
         return body

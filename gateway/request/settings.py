@@ -11,11 +11,15 @@ from typing import Protocol
 from gateway.downstream.settings import DownstreamSettings
 from gateway.limits.settings import LimitSettings
 from gateway.routing.failover import FailoverSettings
+from gateway.tenants.settings import AuthenticationSettings
 from gateway.wire.settings import HeaderSettings
 
 
 class RequestConfig(Protocol):
     """Satisfied by `gateway.config.config.Config`."""
+
+    @property
+    def authentication(self) -> AuthenticationSettings: ...
 
     @property
     def downstream(self) -> DownstreamSettings: ...

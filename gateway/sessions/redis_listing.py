@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gateway.redis_link.link import RedisLink
 from gateway.redis_link.lua import load_script
-from gateway.sessions.codec import decode_reply
+from gateway.sessions.codec import decode_reply, load_binding_script
 from gateway.sessions.records import as_binding
 from gateway.sessions.store import Listing
 from gateway.values import BackendId, Binding, SessionKey
@@ -48,7 +48,7 @@ class RedisListing:
     def __init__(self, link: RedisLink, wall_clock: Callable[[], float]) -> None:
         self._link = link
         self._wall_clock = wall_clock
-        self._list = load_script("list")
+        self._list = load_binding_script("list")
         self._count = load_script("count")
 
     async def page(self, backend_id: BackendId, cursor: str | None, limit: int) -> Listing:

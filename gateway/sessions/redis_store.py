@@ -27,9 +27,8 @@ from typing import Any
 from gateway.observability.logs import log_event
 from gateway.redis_link.breaker import BreakerState
 from gateway.redis_link.link import RedisLink, Unavailable
-from gateway.redis_link.lua import load_script
 from gateway.redis_link.settings import RedisSettings
-from gateway.sessions.codec import MAX_TOKENS, MAX_TURNS, decode_reply, is_storable
+from gateway.sessions.codec import MAX_TOKENS, MAX_TURNS, decode_reply, is_storable, load_binding_script
 from gateway.sessions.invalidation import InvalidationChannel
 from gateway.sessions.local_cache import LocalCache
 from gateway.sessions.records import Record, as_binding
@@ -74,11 +73,11 @@ class RedisStore:
             clock=clock,
         )
         self._listing = RedisListing(self.link, wall_clock)
-        self._read = load_script("read")
-        self._claim = load_script("claim")
-        self._rebind = load_script("rebind")
-        self._renew = load_script("renew")
-        self._end = load_script("end")
+        self._read = load_binding_script("read")
+        self._claim = load_binding_script("claim")
+        self._rebind = load_binding_script("rebind")
+        self._renew = load_binding_script("renew")
+        self._end = load_binding_script("end")
         self._tasks: list[asyncio.Task[None]] = []
         self._num_hits = 0
         self._num_misses = 0

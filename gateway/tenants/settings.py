@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway.limits.settings import TenantLimits
+from gateway.values import MAX_NAME_LENGTH, NAME_CHARACTERS, NAME_PATTERN
+from gateway.wire.cache_salt import parse_salted
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_NAME = re.compile(rf"{NAME_PATTERN}\Z")
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}\Z")
 ALGORITHMS = frozenset(
     ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -44,7 +47,8 @@ class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
             raise ValueError(
-                f"name {self.name!r} must match [A-Za-z0-9][A-Za-z0-9._-]* and have at most 64 characters"
+                f"name {self.name!r} must match [A-Za-z0-9][{NAME_CHARACTERS}]* and have at most "
+                f"{MAX_NAME_LENGTH} characters"
             )
         if any(not _KEY_HASH.match(key_hash) for key_hash in self.key_hashes):
             raise ValueError(
@@ -102,10 +106,18 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=
     Other credentials beside it are never forwarded."""
     cache_salt: bool = False
     """Separate the engines' prefix caches by tenant, by adding a `cache_salt` to each request."""
+    also_salted: tuple[str, ...] = ()
+    """Engine kinds and APIs that heed `cache_salt`, besides those known to (see security.md): `vllm/messages`
+    for a vLLM that has it. The API is chat, completions, responses, messages or generate."""
+    unsalted: Literal["refuse", "share"] = "refuse"
+    """What to do, with `cache_salt`, where the engine is not known to heed a salt in the API of a request:
+    refuse it with 403, or send it, so that tenants share that cache."""
 
     def __post_init__(self) -> None:
         if not 0 < self.keys_in_redis_ttl_s <= 3600:
             raise ValueError("keys_in_redis_ttl_s must be above 0 and at most 3600")
+        for name in self.also_salted:
+            parse_salted(name)
 
 
 def must_authenticate(tenants: Sequence[TenantSettings], settings: AuthenticationSettings) -> bool:

@@ -18,7 +18,7 @@ from gateway.replay.recording import replay
 from gateway.sessions.codec import decode_reply
 from gateway.values import Api
 from gateway.wire.answers import observe_json
-from gateway.wire.cache_salt import with_cache_salt
+from gateway.wire.body_members import with_member
 from gateway.wire.facts import FactsParser
 from gateway.wire.settings import KeySettings
 from gateway.wire.sse import SseObserver
@@ -116,6 +116,6 @@ def test_recordings(recording: bytes) -> None:
 def test_cache_salts(body: bytes) -> None:
     """Where the salted body is JSON at all, the gateway's salt is the one that counts; else it is refused."""
     with contextlib.suppress(GatewayError, ValueError, RecursionError):
-        salted = with_cache_salt(Api.CHAT, body, "0a1b", None)
+        salted = with_member(body, b"cache_salt", b'"0a1b"')
         read = json.loads(salted) if salted else None
         assert read is None or read["cache_salt"] == "0a1b"

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import BadRequest, UnsupportedMediaType
+from gateway.errors import BadRequest, Forbidden, UnsupportedMediaType
+from gateway.fleet.settings import ENGINES
 from gateway.values import Api
-from gateway.wire.cache_salt import with_cache_salt
+from gateway.wire.cache_salt import CacheSalting
 
 SALT = "0123456789abcdef"
 json_values = st.recursive(
@@ -31,6 +32,10 @@ class SaltedStruct(msgspec.Struct):
     cache_salt: str | None = None
 
 
+def _salted(body: bytes, content_encoding: str | None = None) -> bytes:
+    return CacheSalting().salted("vllm", Api.CHAT, "/v1/chat/completions", body, SALT, content_encoding)
+
+
 @given(
     st.dictionaries(st.text(max_size=6) | st.just("cache_salt"), json_values, max_size=5),
     st.sampled_from([None, 1]),
@@ -42,7 +47,7 @@ def test_any_object_gets_the_salt_and_keeps_all_else(
 ) -> None:
     """Every member but the salt is what it was; the bytes before the end are those received."""
     received = (json.dumps(body, indent=indent, ensure_ascii=is_ascii) + blanks).encode()
-    sent = with_cache_salt(Api.CHAT, received, SALT, None)
+    sent = _salted(received)
     assert json.loads(sent) == {**body, "cache_salt": SALT}
     assert sent.startswith(received.rstrip()[:-1])
 
@@ -60,38 +65,72 @@ def test_any_object_gets_the_salt_and_keeps_all_else(
 )
 def test_a_clients_own_salt_loses_in_every_parser(body: bytes) -> None:
     """vLLM and SGLang read with json and pydantic, our worker with msgspec: the last member counts."""
-    sent = with_cache_salt(Api.COMPLETIONS, body, SALT, None)
+    sent = _salted(body)
     assert json.loads(sent)["cache_salt"] == SALT
     assert Salted.model_validate_json(sent).cache_salt == SALT
     assert msgspec.json.decode(sent, type=SaltedStruct).cache_salt == SALT
 
 
-@pytest.mark.parametrize("api", [Api.EMBEDDINGS, Api.TOKENIZE, Api.AUDIO, Api.OTHER])
-def test_requests_without_a_prefix_cache_stay_as_they_are(api: Api) -> None:
-    """Their engines' parsers may refuse unknown members."""
-    assert with_cache_salt(api, b'{"a":1}', SALT, None) == b'{"a":1}'
+CACHED = {
+    Api.CHAT: "/v1/chat/completions",
+    Api.COMPLETIONS: "/v1/completions",
+    Api.RESPONSES: "/v1/responses",
+    Api.MESSAGES: "/v1/messages",
+    Api.GENERATE: "/generate",
+}
+HEEDED = {
+    "torch": {Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES},
+    "vllm": {Api.CHAT, Api.COMPLETIONS, Api.RESPONSES},
+    "sglang": {Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.GENERATE},
+}
 
 
-def test_sglangs_own_api_has_its_own_name_for_it() -> None:
-    """`/generate` takes `extra_key`."""
-    assert json.loads(with_cache_salt(Api.GENERATE, b'{"text":"x"}', SALT, None))["extra_key"] == SALT
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("api", CACHED)
+def test_an_engine_gets_the_salt_or_not_the_request(engine: str, api: Api) -> None:
+    """Each engine in each API with a prefix cache: salted, or refused; shared only if so configured."""
+    arguments = (engine, api, CACHED[api], b'{"a":1}', SALT, None)
+    if api in HEEDED.get(engine, ()):
+        name = "extra_key" if api is Api.GENERATE else "cache_salt"
+        assert json.loads(CacheSalting().salted(*arguments)) == {"a": 1, name: SALT}
+        return
+    with pytest.raises(Forbidden, match=engine):
+        CacheSalting().salted(*arguments)
+    assert CacheSalting(shares_unsalted=True).salted(*arguments) == b'{"a":1}'
+    also = CacheSalting([f"{engine}/{api.value}"])
+    assert json.loads(also.salted(*arguments)) == {"a": 1, "cache_salt": SALT}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_computes_no_prompt_is_not_refused(engine: str) -> None:
+    """Counts and reads use no cache."""
+    salting = CacheSalting()
+    for api, path in (
+        (Api.MESSAGES, "/v1/messages/count_tokens"),
+        (Api.RESPONSES, "/v1/responses/input_tokens"),
+        (Api.TOKENIZE, "/tokenize"),
+    ):
+        assert json.loads(salting.salted(engine, api, path, b'{"a":1}', SALT, None))["a"] == 1
+    assert salting.salted(engine, Api.RESPONSES, "/v1/responses/resp_1", b"", SALT, None) == b""
+
+
+@pytest.mark.parametrize("name", ["", "vllm", "vllm/", "/chat", "vllm/audio", "vllm/chat/x"])
+def test_odd_pairs_are_no_configuration(name: str) -> None:
+    """An engine and an API that has a prefix cache."""
+    with pytest.raises(ValueError, match="engine and an API"):
+        CacheSalting([name])
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
 def test_a_compressed_body_is_refused_and_not_sent_unsalted(encoding: str) -> None:
     """Passing it on would put it into the cache that all tenants share."""
     with pytest.raises(UnsupportedMediaType):
-        with_cache_salt(Api.CHAT, b"\x1f\x8b", SALT, encoding)
-    assert with_cache_salt(Api.CHAT, b"{}", SALT, "identity") != b"{}"
+        _salted(b"\x1f\x8b", encoding)
+    assert _salted(b"{}", "identity") != b"{}"
 
 
 @pytest.mark.parametrize("body", [b"[1]", b"1", b'{"a":1}x', '{"a":1}'.encode("utf-16")])
 def test_what_is_no_object_is_refused(body: bytes) -> None:
     """There is no place for a member in it."""
     with pytest.raises(BadRequest):
-        with_cache_salt(Api.CHAT, body, SALT, None)
-
-
-def test_a_request_without_a_body_stays_without() -> None:
-    """Such as GET /v1/responses/ID."""
-    assert with_cache_salt(Api.RESPONSES, b"", SALT, None) == b""
+        _salted(body)

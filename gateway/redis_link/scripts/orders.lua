@@ -1,6 +1,7 @@
 -- Add orders to the board, remove those that are to be forgotten, and read what is there then.
 -- KEYS: orders
 -- ARGV: lifetime_ms, number of orders told, name and text of each, then name and text of each to forget
+-- Constants: MAX_MS, MAX_AUTHOR_LENGTH; order_book.py reads orders by the same rule
 -- Returns names and texts in turn.
 --
 -- An order replaces an earlier one only (replicas/order_book.py says which is later), so a command that Redis
@@ -9,12 +10,22 @@
 
 local board = KEYS[1]
 
+local function is_time(value)
+  return type(value) == 'number' and value >= 0 and value <= MAX_MS and value % 1 == 0
+end
+
+-- An order that has no readable version is earlier than all others: it would stand for ever.
 local function rank(text)
   local ok, order = pcall(cjson.decode, text)
-  if not ok or type(order) ~= 'table' then
+  if not ok or type(order) ~= 'table' or not string.find(text, '^%s*{') then
     return -1, '', 0
   end
-  return tonumber(order.ms) or -1, tostring(order.author), tonumber(order.renewed_ms) or 0
+  local ms, author, renewed_ms = order.ms or 0, order.author or '', order.renewed_ms or 0
+  if not is_time(ms) or not is_time(renewed_ms) or type(author) ~= 'string' or #author > MAX_AUTHOR_LENGTH
+      or string.find(author, '[^ -~]') then
+    return -1, '', 0
+  end
+  return ms, author, renewed_ms
 end
 
 local function is_later(text, other)
