@@ -44,6 +44,8 @@ class Api(enum.Enum):
     GENERATE = "generate"
     AUDIO = "audio"
     REALTIME = "realtime"
+    OBJECTS = "objects"  # files, batches and other objects that engines keep
+    MESSAGE_BATCHES = "message_batches"  # Anthropic's batches: the same, with errors in its dialect
     OTHER = "other"
 
 
@@ -132,6 +134,8 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     session_key: SessionKey | None = None
     prompt_key: PromptKey | None = None
     answer_key: SessionKey | None = None  # key of the stored response that it refers to or continues
+    object_keys: tuple[SessionKey, ...] = ()  # keys of all other objects of engines that it names
+    is_about_object: bool = False  # an object is made, read or changed, and nothing is computed
     key_source: KeySource = KeySource.NONE
     prefix: tuple[Message, ...] = ()  # system + tools first, then messages in order
     num_prompt_bytes: int = 0  # estimated text that the engine will tokenize

@@ -57,7 +57,7 @@ class Front:
         self._id_prefix, self._id_numbers = f"req-{secrets.token_hex(8)}-", itertools.count(1)
         self.is_leaving = False
         self.degraded: Callable[[], list[str]] = list
-        self._tasks: set[asyncio.Task[None]] = set()  # lists of models that wait for a proof
+        self._tasks: set[asyncio.Task[None]] = set()  # lists: of objects, and of models that wait for a proof
         self.debug_tokens: Tokens | None = None  # None: nobody may ask for a request to be told in full
         self._local = {
             "/health": self._live,
@@ -97,6 +97,9 @@ class Front:
             api = route.api
             if api is Api.MODELS:
                 self._serve_models(request, route, request_id)
+                return
+            if route.place is not None and route.place.is_collection and request.method in _GET:
+                self._list_later(request, route, request_id)
                 return
             turn = Turn(
                 request=request,
@@ -220,6 +223,9 @@ class Front:
         if tenant is not None:
             self._answer_models(request, route, tenant, request_id)
             return
+        self._list_later(request, route, request_id)
+
+    def _list_later(self, request: ClientRequest, route: Route, request_id: str) -> None:
         task = asyncio.get_running_loop().create_task(self._prove_and_list(request, route, request_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -227,12 +233,32 @@ class Front:
 
     async def _prove_and_list(self, request: ClientRequest, route: Route, request_id: str) -> None:
         try:
-            tenant = await self._proxy.intake.prove(request)
-            request.on_gone = None
-            self._answer_models(request, route, tenant, request_id)
+            intake = self._proxy.intake
+            tenant = intake.recognise(request) or await intake.prove(request)
+            if route.place is not None:
+                await self._answer_objects(request, route, tenant, request_id)
+            else:
+                request.on_gone = None
+                self._answer_models(request, route, tenant, request_id)
         except Exception as error:
             request.on_gone = None
             self._refuse(request, route.api, error, request_id)
+
+    async def _answer_objects(
+        self, request: ClientRequest, route: Route, tenant: Tenant, request_id: str
+    ) -> None:
+        """What the reachable backends keep, of this tenant; who could not be asked is told in a header."""
+        proxy = self._proxy
+        charge = await proxy.intake.charge_list(tenant)
+        try:
+            answer, missing = await proxy.lists.read(request, route, tenant, request_id)
+        finally:
+            proxy.intake.settle_list(charge)
+        request.on_gone = None
+        self._count(route.api, 200, None)
+        headers = [_JSON, *self._cors_headers(request), ("x-request-id", request_id)]
+        headers += [("x-homing-incomplete", ",".join(missing))] if missing else []
+        request.answer(200, headers, _encode(answer))
 
     def _answer_models(self, request: ClientRequest, route: Route, tenant: Tenant, request_id: str) -> None:
         """The union of what the reachable backends serve; one that is down never breaks the list."""

@@ -25,7 +25,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
     def check_request(self, facts: RequestFacts) -> None:
         """Raises ModelNotFound for a model that this tenant may not use, as if it did not exist."""
-        if self.may_use(facts.model) or (facts.model is None and _names_stored_answer(facts)):
+        if self.may_use(facts.model) or (facts.model is None and _is_about_object(facts)):
             return
         if facts.model is None:
             raise ModelNotFound("The request names no model, but this key requires one.", param="model")
@@ -33,18 +33,19 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
             f"The model `{facts.model}` does not exist, or this key may not use it.", param="model"
         )
 
-    def check_answer(self, binding: Binding | None) -> None:
-        """Raises NotFound for a stored answer that is not known to be this tenant's.
+    def check_object(self, binding: Binding | None) -> None:
+        """Raises NotFound for a stored answer, a file or the like that is not known to be this tenant's.
 
-        Engines store answers by id alone: only our own binding, under the tenant's key, says whose it is.
+        Engines store them by id alone: only our own binding, under the tenant's key, says whose it is.
         """
-        if binding is None:
-            raise NotFound("No answer has this id.", param="previous_response_id")
+        if self.is_known and binding is None:
+            raise NotFound("Nothing has this id: it never existed, has expired, or was deleted.")
 
 
-def _names_stored_answer(facts: RequestFacts) -> bool:
-    """Whether the request is for a stored answer, by its path: `check_answer` decides on access."""
-    return facts.key_source is KeySource.RESPONSE_ID and not facts.sets_binding
+def _is_about_object(facts: RequestFacts) -> bool:
+    """Whether the request is for a stored object, by its path: `check_object` decides on access."""
+    is_answer = facts.key_source is KeySource.RESPONSE_ID and not facts.sets_binding
+    return is_answer or facts.is_about_object
 
 
 ANONYMOUS = Tenant()
