@@ -53,6 +53,8 @@ class Api(enum.Enum):
     GENERATE = "generate"
     AUDIO = "audio"
     REALTIME = "realtime"
+    OBJECTS = "objects"  # files, batches and other objects that engines keep
+    MESSAGE_BATCHES = "message_batches"  # Anthropic's batches: the same, with errors in its dialect
     OTHER = "other"
 
 
@@ -149,6 +151,8 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     session_key: SessionKey | None = None
     prompt_key: PromptKey | None = None
     answer_key: SessionKey | None = None  # key of the stored response that it refers to or continues
+    object_keys: tuple[SessionKey, ...] = ()  # keys of all other objects of engines that it names
+    is_about_object: bool = False  # an object is made, read or changed, and nothing is computed
     key_source: KeySource = KeySource.NONE
     key_name: str = ""  # of the header, field or cookie that the key came from; "" for other sources
     fingerprint: SessionKey | None = None  # what the conversation is bound under where its id is ignored

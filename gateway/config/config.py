@@ -97,8 +97,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
     passthrough_paths: tuple[str, ...] = ()
-    """Additional paths that are forwarded to a backend: `/v1/files`, or `/v1/files/*` for all paths below it.
-    They are routed by session headers only, and clients can use whatever the engine serves there."""
+    """Additional paths that are forwarded to a backend: `/v1/images`, or `/v1/images/*` for all paths below
+    it. They are routed by session headers only, and clients can use whatever the engine serves there."""
     reload: ReloadSettings = ReloadSettings()
     workers: int = 1
     """Number of gateway processes that share the port. More than one needs `sessions.store: redis`."""

@@ -25,6 +25,7 @@ class Gateway(GatewayParts):
         """Start everything and listen. Raises OSError if a port is not available; nothing is left running."""
         try:
             await self.sessions.start()
+            await self.shared.objects.start()
             self.membership.apply((), self.config.backends)
             await self.operator.learn()  # so that nothing is served against an order
             self.discovery.start()
@@ -77,6 +78,7 @@ class Gateway(GatewayParts):
         await self.authentication.close()
         if self.shared.tenant_use is not None:
             await self.shared.tenant_use.close()
+        await self.shared.objects.close()
         await self.sessions.close()
         self.loop_lag.stop()
         if self.tracing is not None:

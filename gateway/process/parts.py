@@ -50,6 +50,7 @@ from gateway.request.in_flight import RequestsInFlight
 from gateway.request.intake import Intake
 from gateway.request.journal import Journal
 from gateway.request.ledger import Ledger
+from gateway.request.made_objects import MadeObjects
 from gateway.request.operator_tokens import Tokens
 from gateway.request.parts import ProxyParts
 from gateway.request.proxy import Proxy
@@ -154,7 +155,8 @@ class GatewayParts:
         journal_sessions = config.admin.journal_sessions if config.admin.is_enabled else 0
         self.journal = Journal(journal_sessions) if journal_sessions else None
         log = AccessLog(None if lines is None else lines.put)
-        self.recorder = Recorder(self.metrics, self.sessions, self.reader.parser, log, self.journal)
+        made = MadeObjects(self.sessions, self.shared.objects, self.reader.parser)
+        self.recorder = Recorder(self.metrics, self.sessions, made, self.reader.parser, log, self.journal)
         self.recorder.logs_requests = config.log.access
 
     def _build_membership(self, config: Config) -> None:
@@ -192,6 +194,7 @@ class GatewayParts:
             config=config,
             intake=self._make_intake(config),
             sessions=self.sessions,
+            objects=self.shared.objects,
             router=self.router,
             fleet=self.fleet,
             pools=self.pools,

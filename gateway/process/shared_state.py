@@ -26,6 +26,8 @@ class SharedState:
     `redis_keys`, which raises CannotAuthenticate."""
 
     sessions: SessionStore
+    objects: SessionStore
+    """Who made which object that engines keep. Start it after `sessions`, close it before."""
     loads: SharedLoads
     orders: SharedOrders
     presence: SharedPresence
@@ -43,6 +45,7 @@ def open_shared_state(
     if settings.store == "memory":
         return SharedState(
             sessions=MemoryStore(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions, clock=clock),
+            objects=MemoryStore(ttl_s=settings.objects_ttl_s, max_sessions=settings.max_objects, clock=clock),
             loads=MemoryLoads(),
             orders=MemoryOrders(),
             presence=MemoryPresence(),
@@ -52,6 +55,7 @@ def open_shared_state(
     keys_ttl_s = config.authentication.keys_in_redis_ttl_s
     return SharedState(
         sessions=store,
+        objects=RedisStore(settings.redis, ttl_s=settings.objects_ttl_s, clock=clock, beside=store),
         loads=RedisLoads(link, clock=clock),
         orders=RedisOrders(link),
         presence=RedisPresence(link),

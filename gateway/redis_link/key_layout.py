@@ -12,6 +12,7 @@ the hash tag of all its keys. Without a Cluster there is one shard, and one scri
     homing:{00}:replicas          hash     replica -> its report, see replicas/presence.py
     homing:{07}:t:<tenant hash>   hash     what a tenant has left, see replicas/tenant_use.py
     homing:{00}:api_keys          hash     SHA-256 of an API key -> tenant, see tenants/redis_keys.py
+    homing:objects:{07}:…         as sessions, one binding for each object that an engine has handed out
     homing:moves                  channel  "<version> <session key>": older copies are void
     homing:beat:<replica>         channel  a replica's own heartbeat
 """
@@ -37,6 +38,10 @@ class KeyLayout:
         self.replicas = f"{self._shards[0]}:replicas"
         self.api_keys = f"{self._shards[0]}:api_keys"
         self._prefix = prefix
+
+    def for_objects(self) -> KeyLayout:
+        """Return the same names for objects that engines keep, apart from those of sessions."""
+        return KeyLayout(f"{self._prefix}:objects", self.num_shards)
 
     def shard_of(self, key: str) -> int:
         """Return the shard. CRC-32, because Python's hash is salted per process and replicas must agree."""

@@ -30,6 +30,7 @@ from gateway.request.refuse import log_fault, refuse
 from gateway.request.request_debug import is_asked_for
 from gateway.request.settings import RequestConfig
 from gateway.request.turn import Turn
+from gateway.tenants.gatekeeper import Recognised
 from gateway.tenants.tenant import Tenant
 from gateway.values import Api, AttemptOutcome
 from gateway.wire.headers import clean_request_id
@@ -57,7 +58,7 @@ class Front:
         self._id_prefix, self._id_numbers = f"req-{secrets.token_hex(8)}-", itertools.count(1)
         self.is_leaving = False
         self.degraded: Callable[[], list[str]] = list
-        self._tasks: set[asyncio.Task[None]] = set()  # lists of models that wait for a proof
+        self._tasks: set[asyncio.Task[None]] = set()  # lists: of objects, and of models that wait for a proof
         self.debug_tokens: Tokens | None = None  # None: nobody may ask for a request to be told in full
         self._local = {
             "/health": self._live,
@@ -97,6 +98,9 @@ class Front:
             api = route.api
             if api is Api.MODELS:
                 self._serve_models(request, route, request_id)
+                return
+            if route.place is not None and route.place.is_collection and request.method in _GET:
+                self._list_later(request, route, request_id)
                 return
             turn = Turn(
                 request=request,
@@ -220,6 +224,9 @@ class Front:
         if recognised is not None:
             self._answer_models(request, route, recognised[0], request_id)
             return
+        self._list_later(request, route, request_id)
+
+    def _list_later(self, request: ClientRequest, route: Route, request_id: str) -> None:
         task = asyncio.get_running_loop().create_task(self._prove_and_list(request, route, request_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -227,12 +234,31 @@ class Front:
 
     async def _prove_and_list(self, request: ClientRequest, route: Route, request_id: str) -> None:
         try:
-            tenant, _ = await self._proxy.intake.prove(request)
-            request.on_gone = None
-            self._answer_models(request, route, tenant, request_id)
+            recognised = self._proxy.intake.recognise(request) or await self._proxy.intake.prove(request)
+            if route.place is not None:
+                await self._answer_objects(request, route, recognised, request_id)
+            else:
+                request.on_gone = None
+                self._answer_models(request, route, recognised[0], request_id)
         except Exception as error:
             request.on_gone = None
             self._refuse(request, route.api, error, request_id)
+
+    async def _answer_objects(
+        self, request: ClientRequest, route: Route, recognised: Recognised, request_id: str
+    ) -> None:
+        """What the reachable backends keep, of this tenant; who could not be asked is told in a header."""
+        proxy = self._proxy
+        charge = await proxy.intake.charge_list(recognised[0])
+        try:
+            answer, missing = await proxy.lists.read(request, route, recognised, request_id)
+        finally:
+            proxy.intake.settle_list(charge)
+        request.on_gone = None
+        self._count(route.api, 200, None)
+        headers = [_JSON, *self._cors_headers(request), ("x-request-id", request_id)]
+        headers += [("x-homing-incomplete", ",".join(missing))] if missing else []
+        request.answer(200, headers, _encode(answer))
 
     def _answer_models(self, request: ClientRequest, route: Route, tenant: Tenant, request_id: str) -> None:
         """The union of what the reachable backends serve; one that is down never breaks the list."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.limits.allowance import estimated_tokens
-from gateway.limits.tenant_limiter import TenantLimiter
+from gateway.limits.tenant_limiter import Charge, TenantLimiter
 from gateway.request.body_helper import FactsReader
 from gateway.request.spending import Spending
 from gateway.request.turn import Parked, Turn, Waiting
 from gateway.routing.key_watch import KeyWatch
 from gateway.tenants.gatekeeper import Gatekeeper
+from gateway.tenants.tenant import Tenant
 from gateway.values import RequestFacts, StoreBudget
 from gateway.wire.facts import ParseOptions
 
@@ -106,6 +107,18 @@ class Intake:
             tenant.name, tenant.limits, _expected_tokens(turn), turn.store_budget
         )
 
+    async def charge_list(self, tenant: Tenant) -> Charge | None:
+        """Charge a list as one request that computes nothing, until `settle_list`. Raises TooManyRequests."""
+        if not tenant.has_limits:
+            return None
+        if not self._limiter.is_shared:
+            return self._limiter.enter_here(tenant.name, tenant.limits, 0)
+        return await self._limiter.enter(tenant.name, tenant.limits, 0, self._store_budget())
+
+    def settle_list(self, charge: Charge | None) -> None:
+        if charge is not None:
+            self._limiter.leave(charge, 0)
+
     def settle(self, turn: Turn) -> None:
         """Charge what the request really used."""
         if turn.charge is not None:
@@ -113,6 +126,6 @@ class Intake:
 
 
 def _expected_tokens(turn: Turn) -> int:
-    """Nothing for what computes nothing: counts, and what is asked about a stored answer."""
-    spends = not turn.route.is_count and turn.route.response_id is None
+    """Nothing for what computes nothing: counts, and what is asked about a stored object."""
+    spends = not turn.route.is_count and not turn.facts.is_about_object
     return estimated_tokens(turn.facts) if spends else 0

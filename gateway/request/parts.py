@@ -29,6 +29,7 @@ class ProxyParts:
     config: RequestConfig
     intake: Intake
     sessions: SessionStore
+    objects: SessionStore  # who made which object that engines keep
     router: Router
     fleet: Fleet
     pools: UpstreamPools

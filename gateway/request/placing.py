@@ -10,10 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from gateway.errors import BadRequest
 from gateway.request.parts import ProxyParts
 from gateway.request.turn import Turn, Waiting
+from gateway.routing.makers import check_maker, decide_for_maker
 from gateway.sessions.store import Unknown
-from gateway.values import Affinity, Decision
+from gateway.values import Affinity, BackendId, Decision
 
 MAX_BINDING_RACES: Final = 3
 """How often one request may find that another bound its session first, before it goes on unpinned."""
@@ -26,6 +28,7 @@ class Placer:
 
     def __init__(self, parts: ProxyParts) -> None:
         self._clock, self._router, self._sessions = parts.clock, parts.router, parts.sessions
+        self._objects = parts.objects
         self._fleet, self._retries, self._ledger = parts.fleet, parts.retries, parts.ledger
         self._admission = parts.admission
         self._has_backend_gates = parts.admission.has_backend_gates
@@ -35,8 +38,8 @@ class Placer:
     def look_up(self, turn: Turn) -> Waiting | None:
         facts = turn.facts
         key, answer_key = facts.session_key, facts.answer_key
-        if answer_key is not None and turn.tenant.is_known:
-            return self._look_up_answer(turn)
+        if answer_key is not None or facts.object_keys:
+            return self._look_up_objects(turn)
         if key is not None:
             if key in self._ledger.keys:
                 self._ledger.drain()
@@ -50,16 +53,30 @@ class Placer:
         assert turn.facts.session_key is not None
         turn.placement.binding = await self._sessions.get(turn.facts.session_key, turn.store_budget)
 
-    async def _look_up_answer(self, turn: Turn) -> None:
-        """The request builds on a stored answer: it must be one of this tenant's."""
-        facts, sessions = turn.facts, self._sessions
+    async def _look_up_objects(self, turn: Turn) -> None:
+        """The request names what an engine keeps: it must be its tenant's, and goes to who made it.
+
+        Without tenants an id that is not known, such as one from before a restart, is asked for in turn.
+        """
+        facts, placement, sessions = turn.facts, turn.placement, self._sessions
         if facts.session_key is not None:
+            self._ledger.drain()
             await self._ask_store(turn)
-        binding = turn.placement.binding
-        if facts.answer_key != facts.session_key:
-            assert facts.answer_key is not None
-            binding = await sessions.get(facts.answer_key, turn.store_budget)
-        turn.tenant.check_answer(binding)
+        known = [(key, await self._objects.get(key, turn.store_budget)) for key in facts.object_keys]
+        bindings = [binding for _, binding in known]
+        if facts.answer_key is not None:
+            is_same = facts.answer_key == facts.session_key
+            bindings.append(
+                placement.binding if is_same else await sessions.get(facts.answer_key, turn.store_budget)
+            )
+        for binding in bindings:
+            turn.tenant.check_object(binding)
+        placement.objects = tuple((key, binding) for key, binding in known if binding is not None)
+        makers = {binding.backend_id for binding in bindings if binding is not None}
+        if len(makers) > 1:
+            raise BadRequest("the objects that this request names are at different backends")
+        placement.makers = tuple(makers) or None
+        placement.is_asking = not makers
 
     def admit(self, turn: Turn) -> Waiting | None:
         self._retries.deposit()
@@ -100,6 +117,8 @@ class Placer:
 
     def _decide(self, turn: Turn) -> Decision:
         now_s, placement = self._clock(), turn.placement
+        if placement.makers is not None:
+            return self._decide_for_maker(turn, placement.makers)
         return self._router.decide(
             turn.facts,
             placement.binding,
@@ -108,6 +127,12 @@ class Placer:
             avoided=self._admission.avoided(now_s),
             by_ring=placement.is_store_away,
         )
+
+    def _decide_for_maker(self, turn: Turn, makers: tuple[BackendId, ...]) -> Decision:
+        gone = turn.placement.tried | turn.placement.asked
+        maker = next((maker for maker in makers if maker not in gone), makers[-1])
+        check_maker(self._fleet.view, maker)
+        return decide_for_maker(turn.facts, turn.placement.binding, maker)
 
     def _reserve(self, turn: Turn, decision: Decision) -> None:
         """Count in-flight and work on the chosen backend, until `_release`."""
@@ -131,6 +156,8 @@ class Placer:
         facts, placement = turn.facts, turn.placement
         if facts.session_key is None or not facts.sets_binding or placement.is_store_away:
             return None
+        if facts.session_key == facts.answer_key:
+            return None  # it is bound where the answer was made, by who made it
         if placement.affinity is Affinity.HIT or placement.num_races >= MAX_BINDING_RACES:
             return None
         return self._claim(turn)

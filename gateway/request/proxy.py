@@ -33,6 +33,7 @@ from gateway.request.attempt import Attempt
 from gateway.request.fail_over import FailOver
 from gateway.request.forward import Forwarder, NotYetKnown, answer_headers, is_event_stream
 from gateway.request.held_answers import HeldAnswers
+from gateway.request.object_lists import ObjectLists
 from gateway.request.parts import ProxyParts
 from gateway.request.placing import PLACE_STEP, Placer
 from gateway.request.refuse import log_fault, refuse
@@ -47,6 +48,8 @@ from gateway.wire.error_bodies import stream_error
 WAITING: Final = -1
 """In place of a turn's next step: a task has the turn."""
 ENDED: Final = -2
+_UNOBSERVED: Final = (Api.OBJECTS.value, Api.MESSAGE_BATCHES.value)
+"""Their answers are descriptions and contents, whatever these look like."""
 
 
 class Proxy:
@@ -57,7 +60,8 @@ class Proxy:
         self._clock, self._tracing = parts.clock, parts.tracing
         self._in_flight, self._ledger = parts.in_flight, parts.ledger
         self.intake, self._forwarder, self._placer = parts.intake, Forwarder(parts), Placer(parts)
-        placer = self._placer
+        self.lists = ObjectLists(parts)
+        placer, self._made = self._placer, parts.recorder.made
         self._steps = (
             self.intake.read,
             placer.look_up,
@@ -180,7 +184,7 @@ class Proxy:
         """The backend's head: the end of HTTP, or of an answer that may become the client's."""
         if attempt.status == 101:
             self._wait_for(turn, self._tunnel(turn, attempt))
-        elif attempt.status < 300:
+        elif attempt.status < 300 and turn.api._value_ not in _UNOBSERVED:
             attempt.is_event_stream = is_event_stream(attempt)
             attempt.observer = turn.outcome.observer = self._observe(turn, attempt.is_event_stream)
         if not attempt.is_event_stream:
@@ -188,6 +192,9 @@ class Proxy:
 
     def on_held(self, turn: Turn, attempt: Attempt, is_last: bool) -> None:
         """Pass the answer on from its first content; before that another backend may take the request."""
+        if attempt.status == 404 and turn.placement.is_asking and self._failing.ask_next(turn):
+            self._go_on(turn)
+            return
         try:
             error = self._forwarder.judge(turn, attempt, is_last=is_last)
         except NotYetKnown:
@@ -200,8 +207,16 @@ class Proxy:
             attempt.abort()
             self._failing.give_up(turn, error)
             self._go_on(turn)
+        elif turn.route.place is not None and self._made.must_see(turn, attempt):
+            if is_last:
+                self._wait_for(turn, self._publish(turn, attempt))
         else:
             self._begin_answer(turn, attempt, is_last=is_last)
+
+    async def _publish(self, turn: Turn, attempt: Attempt) -> None:
+        """Others can ask for what the answer describes before the client can."""
+        await self._made.publish(turn, attempt)
+        self._begin_answer(turn, attempt, is_last=True)
 
     def _let_go(self, attempt: Attempt) -> None:
         """An answer has been held for long enough."""

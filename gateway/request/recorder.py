@@ -15,6 +15,7 @@ from typing import Any
 from gateway.observability.logs import AccessLine, AccessLog
 from gateway.observability.metrics import GatewayMetrics, status_label
 from gateway.request.journal import Journal
+from gateway.request.made_objects import MadeObjects
 from gateway.request.request_debug import debug_line
 from gateway.request.tracing import RequestTrace
 from gateway.request.turn import Turn
@@ -34,13 +35,14 @@ class Recorder:
         self,
         metrics: GatewayMetrics,
         sessions: SessionStore,
+        made: MadeObjects,
         parser: FactsParser,
         log: AccessLog,
         journal: Journal | None = None,
     ) -> None:
         self._metrics, self._sessions, self.log = metrics, sessions, log
         self.logs_requests = True  # each; those that an operator asked for are told anyway
-        self._parser = parser
+        self._parser, self.made = parser, made
         self._journal = journal
         self._writes: set[asyncio.Task[Any]] = set()
 
@@ -51,6 +53,8 @@ class Recorder:
         self._renew(turn)
         if turn.api is Api.RESPONSES:
             self.remember_response(turn)
+        if turn.placement.objects and turn.outcome.status < 400:
+            self._renew_objects(turn)
         self._count(turn, now_s)
         if turn.trace is not None:
             self._link_trace(turn, turn.trace, now_s)
@@ -80,6 +84,13 @@ class Recorder:
             context_tokens = usage.prompt_tokens + (usage.completion_tokens or 0)
         num_turns = binding.num_turns + facts.sets_binding
         self._sessions.renew(facts.session_key, binding, context_tokens=context_tokens, num_turns=num_turns)
+
+    def _renew_objects(self, turn: Turn) -> None:
+        place = turn.route.place
+        if place is not None and place.action == "" and turn.request.method == "DELETE":
+            self._spawn(self.made.forget(turn))
+        else:
+            self.made.renew(turn)
 
     def remember_response(self, turn: Turn) -> None:
         """A request that names this answer must come to the backend that has it, also while it runs.

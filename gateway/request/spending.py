@@ -61,7 +61,7 @@ class Spending:
             has_left = outcome.is_client_gone and not outcome.is_begun and outcome.sent_s is not None
             return _prompt_estimate(turn) if has_left else 0
         completion_tokens = self._completion(turn, observer)
-        if turn.route.response_id is not None:
+        if turn.facts.is_about_object:
             # The prompt of a job in the background was charged when it was asked for.
             return completion_tokens if observer.is_background else 0
         return completion_tokens + _prompt(turn, observer, charge.limits.cached_token_rate)

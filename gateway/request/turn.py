@@ -31,6 +31,7 @@ from gateway.values import (
     Binding,
     Decision,
     RequestFacts,
+    SessionKey,
     StoreBudget,
     Usage,
 )
@@ -60,6 +61,10 @@ class Placement(msgspec.Struct, kw_only=True):
     """Where a request goes, and how that was found."""
 
     binding: Binding | None = None
+    objects: tuple[tuple[SessionKey, Binding], ...] = ()  # of engines, that it names and that are known
+    makers: tuple[BackendId, ...] | None = None  # the only ones that may have what it names; None: anyone may
+    is_asking: bool = False  # it is not known who has what it names: one that says 404 is not the last word
+    asked: frozenset[BackendId] = frozenset()  # those that have said 404
     is_store_away: bool = False  # the store could not bind this session
     decision: Decision | None = None  # the last one made
     affinity: Affinity = Affinity.UNPINNED

@@ -53,15 +53,23 @@ class RedisStore:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         environ: Mapping[str, str] = os.environ,
+        beside: RedisStore | None = None,
     ) -> None:
+        """`beside`: another store whose link this one uses, for homes that never move, under other keys.
+
+        The other one must be started before and closed after it.
+        """
         self._settings = settings
         self._ttl_s = ttl_s
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._clock = clock
         self._wall_clock = wall_clock
         self._wall_offset_s = wall_clock() - clock()
-        self.link = RedisLink(settings, clock=clock, environ=environ)
-        self._layout = self.link.layout
+        self._owns_link = beside is None
+        self.link: RedisLink = (
+            RedisLink(settings, clock=clock, environ=environ) if beside is None else beside.link
+        )
+        self._layout = self.link.layout if beside is None else self.link.layout.for_objects()
         self._local = LocalCache(max_entries=settings.local_max_sessions, trust_s=settings.local_ttl_s)
         per_shard = -(-settings.max_pending_renewals // self._layout.num_shards)
         self._pending = [PendingRenewals(per_shard) for _ in range(self._layout.num_shards)]
@@ -90,10 +98,14 @@ class RedisStore:
         )
 
     async def start(self) -> None:
+        flushing = asyncio.create_task(self._flush_forever(), name="session-renewals")
+        if not self._owns_link:
+            self._tasks = [flushing]
+            return
         await self.link.warm_up()
         self._tasks = [
+            flushing,
             asyncio.create_task(self._channel.run(self._set_trust), name="session-channel"),
-            asyncio.create_task(self._flush_forever(), name="session-renewals"),
             asyncio.create_task(self._probe_forever(), name="session-probe"),
         ]
 
@@ -107,7 +119,8 @@ class RedisStore:
                 task.cancel()
             _, running = await asyncio.wait(running, timeout=0.1)
         self._tasks = []
-        await self.link.close()
+        if self._owns_link:
+            await self.link.close()
 
     def budget(self) -> StoreBudget:
         return self.link.budget()

@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.errors import ModelNotFound, NotFound
 from gateway.limits.settings import TenantLimits
-from gateway.values import Binding, KeySource, RequestFacts
+from gateway.values import Binding, RequestFacts
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +24,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
         return self.models is None or model in self.models
 
     def check_request(self, facts: RequestFacts) -> None:
-        """Raises ModelNotFound for a model that this tenant may not use, as if it did not exist."""
-        if self.may_use(facts.model) or (facts.model is None and _names_stored_answer(facts)):
+        """Raises ModelNotFound for a model that this tenant may not use, as if it did not exist.
+
+        Of a stored object `check_object` decides on access.
+        """
+        if self.may_use(facts.model) or (facts.model is None and facts.is_about_object):
             return
         if facts.model is None:
             raise ModelNotFound("The request names no model, but this key requires one.", param="model")
@@ -33,18 +36,13 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
             f"The model `{facts.model}` does not exist, or this key may not use it.", param="model"
         )
 
-    def check_answer(self, binding: Binding | None) -> None:
-        """Raises NotFound for a stored answer that is not known to be this tenant's.
+    def check_object(self, binding: Binding | None) -> None:
+        """Raises NotFound for a stored answer, a file or the like that is not known to be this tenant's.
 
-        Engines store answers by id alone: only our own binding, under the tenant's key, says whose it is.
+        Engines store them by id alone: only our own binding, under the tenant's key, says whose it is.
         """
-        if binding is None:
-            raise NotFound("No answer has this id.", param="previous_response_id")
-
-
-def _names_stored_answer(facts: RequestFacts) -> bool:
-    """Whether the request is for a stored answer, by its path: `check_answer` decides on access."""
-    return facts.key_source is KeySource.RESPONSE_ID and not facts.sets_binding
+        if self.is_known and binding is None:
+            raise NotFound("Nothing has this id: it never existed, has expired, or was deleted.")
 
 
 ANONYMOUS = Tenant()

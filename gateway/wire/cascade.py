@@ -15,7 +15,17 @@ import msgspec
 
 from gateway.values import Api, KeySource, SessionKey
 from gateway.wire.bodies import ABSENT, Body
-from gateway.wire.keys import HeaderScan, IdentityFinder, KeyHasher, Marks, Scope, length_prefixed
+from gateway.wire.keys import (
+    HeaderScan,
+    IdentityFinder,
+    KeyHasher,
+    Marks,
+    Scope,
+    length_prefixed,
+    object_id_in,
+    to_bytes,
+)
+from gateway.wire.objects import CONVERSATION
 from gateway.wire.settings import KeySettings
 
 _OUTSIDE: Final = ("header", "cookie")  # sources that are not in the body
@@ -38,6 +48,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     key: Key | None
     answer_key: SessionKey | None  # of the stored answer that it builds on, whatever else it names itself by
     is_auxiliary: bool
+    object_keys: tuple[SessionKey, ...] = ()  # of other objects of engines that it names
 
 
 class Names(msgspec.Struct, frozen=True, gc=False):
@@ -58,12 +69,14 @@ class KeyCascade:
         self._header_names = settings.headers
         self._cookie_name = settings.cookie_name or ""
         first_names = [field.partition(".")[0] for field in settings.body_fields]
-        self.body_names = tuple(dict.fromkeys([*first_names, "previous_response_id", "prompt_cache_key"]))
+        own_names = ("previous_response_id", "conversation", "prompt_cache_key")
+        self.body_names = tuple(dict.fromkeys([*first_names, *own_names]))
         position = {name: index for index, name in enumerate(self.body_names)}
         self._fields = [
             (field, position[name]) for field, name in zip(settings.body_fields, first_names, strict=True)
         ]
         self._response_position = position["previous_response_id"]
+        self._conversation_position = position["conversation"]
         self._bucket_position = position["prompt_cache_key"]
         by_source: dict[str, Callable[[Names], Key | None]] = {
             "header": self._by_header,
@@ -81,10 +94,12 @@ class KeyCascade:
 
     def identify(self, api: Api, marks: Marks, body: Body, tenant: str, scope: Scope) -> Identity:
         """Return what the names of a request come to, fingerprint aside. Changes only a bounded memo."""
-        if body.names != self._nothing:
+        if body.names and body.names != self._nothing:
             names = Names(self._finder.scan(marks), body, tenant, scope)
-            answer_key = self.answer_key(names) if api is Api.RESPONSES else None
-            return Identity(self.find(names), answer_key, names.headers.is_auxiliary)
+            key, is_auxiliary = self.find(names), names.headers.is_auxiliary
+            if api is not Api.RESPONSES:
+                return Identity(key, None, is_auxiliary)
+            return Identity(key, self.answer_key(names), is_auxiliary, self._conversation_keys(names))
         identity = self._known.get((marks, scope))
         if identity is None:
             names = Names(self._finder.scan(marks), body, tenant, scope)
@@ -131,11 +146,19 @@ class KeyCascade:
 
     def answer_key(self, names: Names) -> SessionKey | None:
         """Return the key of the stored response that a request continues, whatever its session key is."""
-        value = self._value(names, "previous_response_id", self._response_position)
-        return None if value is None else self._hasher.response_key(names.tenant, value)
+        value = object_id_in(bytes(names.body.names[self._response_position]))
+        return None if not value else self._hasher.response_key(names.tenant, to_bytes(value))
+
+    def _conversation_keys(self, names: Names) -> tuple[SessionKey, ...]:
+        """Return the key that the conversation of a response has if an engine keeps it."""
+        value = object_id_in(bytes(names.body.names[self._conversation_position]))
+        if not value:
+            return ()
+        return (self._hasher.object_key(names.tenant, CONVERSATION.name, to_bytes(value)),)
 
     def _by_response_id(self, names: Names) -> Key | None:
-        key = self.answer_key(names)
+        value = self._value(names, "previous_response_id", self._response_position)
+        key = None if value is None else self.answer_key(names)
         return None if key is None else Key(key, KeySource.RESPONSE_ID, is_bucket=False)
 
     def _by_bucket(self, names: Names) -> Key | None:

@@ -27,7 +27,7 @@ from msgspec import Raw
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_intdigest
 
 from gateway.errors import GatewayError
-from gateway.values import Api
+from gateway.values import Api, SessionKey
 from gateway.wire.bodies import ABSENT, MAX_UNCOUNTED_BYTES, Body, BodyDecoder
 from gateway.wire.cascade import Identity, Key
 from gateway.wire.keys import Marks, Scope
@@ -75,6 +75,7 @@ class Reading(msgspec.Struct, gc=False):
     prompt: Prompt
     fingerprint: Key | None = None
     found: Found | None = None  # what it went on from
+    file_keys: tuple[SessionKey, ...] = ()  # of files that its content names
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):

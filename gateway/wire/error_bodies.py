@@ -28,6 +28,7 @@ _DEFAULT_RETRY_AFTER_S: Final = 1.0
 _LONGEST_RETRY_WAIT_S: Final = 120.0  # above it OpenAI's SDK uses its own back-off, of at most 8 s
 
 # Anthropic's error types by status: https://docs.anthropic.com/en/api/errors
+_ANTHROPIC: Final = (Api.MESSAGES, Api.MESSAGE_BATCHES)
 _ANTHROPIC_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -86,7 +87,7 @@ def stream_error(api: Api, error: GatewayError, *, mid_event: bool) -> bytes:
 
 
 def _body(api: Api, error: GatewayError) -> dict[str, object]:
-    if api is Api.MESSAGES:
+    if api in _ANTHROPIC:
         kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": _text(error)}}
     details = {"message": _text(error), "type": error.error_type, "param": error.param, "code": error.code}

@@ -19,14 +19,24 @@ from gateway.wire.conversations import MIN_BYTES, Conversations, Found, Reading,
 from gateway.wire.encodings import decode_body
 from gateway.wire.forms import RawHeaders, model_of_form
 from gateway.wire.keys import IdentityFinder, KeyHasher, Marks, to_bytes
+from gateway.wire.objects import (
+    FILE,
+    RESPONSE,
+    Place,
+    may_name_files,
+    named_files,
+    named_objects,
+    place_of,
+)
 from gateway.wire.prompts import Prompt, PromptReader
-from gateway.wire.routes import COUNT_PATHS, response_id_of
+from gateway.wire.routes import COUNT_PATHS
 from gateway.wire.settings import KeySettings
 
 # These sets hold values and are looked up with `_value_`: the hash and `value` of an Enum member are Python
 # code in 3.11 and cost more than the look-up. Requests that leave nothing in the cache for a later turn. They
 # may follow a binding but never make one.
 _CACHELESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.MODELS.value, Api.AUDIO.value})
+_WITH_OBJECTS: Final = frozenset({Api.OBJECTS.value, Api.MESSAGE_BATCHES.value, Api.RESPONSES.value})
 _CONVERSATIONS: Final = frozenset({Api.CHAT.value, Api.MESSAGES.value, Api.RESPONSES.value})
 _BODYLESS: Final = frozenset({Api.MODELS.value, Api.OTHER.value})
 _TELLS_IF_ASKED: Final = frozenset({Api.CHAT.value, Api.COMPLETIONS.value})
@@ -79,6 +89,10 @@ class FactsParser:
         )
         self._max_decoded_bytes = max_decoded_bytes
 
+    def object_key(self, tenant: str, kind: str, object_id: str) -> SessionKey:
+        """Return the key of an object of this kind. Bind it when the id is seen."""
+        return self._hasher.object_key(tenant, kind, to_bytes(object_id))
+
     def response_session_key(self, tenant: str, response_id: str) -> SessionKey:
         """Return the key that follow-ups of this response will have. Bind it when the id is seen."""
         return self._hasher.response_key(tenant, to_bytes(response_id))
@@ -99,12 +113,15 @@ class FactsParser:
         Raises BadRequest if no engine could serve the body, BodyTooLarge if a compressed body decodes to more
         than the limit.
         """
-        response_id = response_id_of(path) if api is Api.RESPONSES else None
-        if response_id is not None:
-            return self._stored_response(tenant, response_id)
+        place = place_of(path) if api._value_ in _WITH_OBJECTS else None
+        if place is not None and place.kind is RESPONSE:
+            assert place.object_id is not None
+            return self._stored_response(tenant, place.object_id)
+        if place is not None:
+            return self._about_object(place, tenant, body, content_encoding)
         marks = self._finder.marks(raw_headers)
         content = self._content(api, body, content_encoding)
-        if content is not None and api._value_ in _CONVERSATIONS and self._conversations.watches(content):
+        if content is not None and api._value_ in _CONVERSATIONS:
             request = Request(api, marks, content, self._hasher.scope(tenant, None).seed)
             reading = self._read_conversation(request, tenant)
         else:
@@ -122,6 +139,22 @@ class FactsParser:
             answer_key=key,
             key_source=KeySource.RESPONSE_ID,
             is_follow_up=True,
+            is_about_object=True,
+            sets_binding=False,
+        )
+
+    def _about_object(
+        self, place: Place, tenant: str, body: bytes, content_encoding: str | None
+    ) -> RequestFacts:
+        """Return facts for a request about objects that engines keep: who made them must have it."""
+        named = [] if place.object_id is None else [(place.kind.name, place.object_id)]
+        if body and not place.takes_form:
+            named += named_objects(place, self._opened(body, content_encoding))
+        return RequestFacts(
+            api=place.kind.api,
+            tenant=tenant,
+            object_keys=tuple(self.object_key(tenant, kind, object_id) for kind, object_id in named),
+            is_about_object=not place.computes,
             sets_binding=False,
         )
 
@@ -129,12 +162,15 @@ class FactsParser:
         """Return the body as JSON or form; None where it tells nothing or cannot be opened."""
         if api._value_ in _BODYLESS:
             return None
-        if encoding is None or encoding.strip().lower() in ("", "identity"):
-            return body
         try:
-            return decode_body(body, encoding, max_bytes=self._max_decoded_bytes)
+            return self._opened(body, encoding)
         except UnsupportedMediaType:
             return None
+
+    def _opened(self, body: bytes, encoding: str | None) -> bytes:
+        if encoding is None or encoding.strip().lower() in ("", "identity"):
+            return body
+        return decode_body(body, encoding, max_bytes=self._max_decoded_bytes)
 
     def _decode(self, api: Api, raw_headers: RawHeaders, content: bytes | None, query: str) -> Body:
         if api is Api.REALTIME:
@@ -146,14 +182,23 @@ class FactsParser:
         return self._decoder.decode(api, content)
 
     def _read_conversation(self, request: Request, tenant: str) -> Reading:
-        """Read a list of messages, going on from what is known of it. Changes the memory."""
-        found = self._conversations.find(request)
+        """Read a list of messages, going on from what is known of it. Changes the memory.
+
+        What is remembered names no files: of the body they are searched for where it is new.
+        """
+        is_watched = self._conversations.watches(request.content)
+        found = self._conversations.find(request) if is_watched else None
         reading = None if found is None else self._go_on(request, tenant, found)
         if reading is None:
             body = self._decoder.decode(request.api, request.content)
-            wants_progress = request.opening > 0
+            wants_progress = is_watched and request.opening > 0
             reading = self._read(request.api, request.marks, tenant, body, wants_progress=wants_progress)
-        self._conversations.keep(request, reading)
+        start = 0 if found is None else found.known.end
+        files = named_files(request.content) if may_name_files(request.content, start) else ()
+        if files:
+            reading.file_keys = tuple(self.object_key(tenant, FILE.name, file_id) for file_id in files)
+        elif is_watched:
+            self._conversations.keep(request, reading)
         return reading
 
     def _go_on(self, request: Request, tenant: str, found: Found) -> Reading | None:
@@ -212,6 +257,7 @@ def _facts(api: Api, tenant: str, reading: Reading, *, is_cacheless: bool) -> Re
         session_key=key.session_key if key else None,
         prompt_key=prompt_key,
         answer_key=identity.answer_key,
+        object_keys=identity.object_keys + reading.file_keys,
         key_source=key.source if key else keyless,
         key_name=key.name if key else "",
         fingerprint=reading.fingerprint.session_key if reading.fingerprint else None,
@@ -238,4 +284,4 @@ def is_read_whole(api: Api, body: bytes, content_encoding: str | None) -> bool:
     """Whether parse time grows with the body: not if headers or the structure of a form suffice."""
     if api._value_ in _BODYLESS:
         return False
-    return api is not Api.AUDIO or body[:1] == b"{" or content_encoding is not None
+    return api not in (Api.AUDIO, Api.OBJECTS) or body[:1] == b"{" or content_encoding is not None

@@ -82,6 +82,11 @@ class KeyHasher:
         """Return a JSON string that nobody outside can know."""
         return b'"%b"' % blake2b(b"marker:", key=self._secret, digest_size=16).hexdigest().encode()
 
+    def object_key(self, tenant: str, kind: str, object_id: bytes) -> SessionKey:
+        """Return the key of an object that an engine keeps, of any kind but a response."""
+        value = length_prefixed(kind.encode(), object_id)
+        return SessionKey(self.hex_key(b"object:", self.scope(tenant, None), value))
+
     def response_key(self, tenant: str, response_id: bytes) -> SessionKey:
         """Return the session key of all requests that refer to one response of the Responses API."""
         return SessionKey(self.hex_key(b"response:", self.scope(tenant, None), response_id))
@@ -193,6 +198,11 @@ def session_part(value: bytes) -> str | None:
         return _string(_member(to_bytes(text), "session_id"))
     found = _SESSION_SUFFIX.search(text)
     return found.group(1) if found else None
+
+
+def object_id_in(value: bytes) -> str | None:
+    """Return the id of an engine's object as engines read it: a string, or the `id` of an object."""
+    return _string(_member(value, "id") if value[:1] == b"{" else value)
 
 
 def _member(value: bytes, name: str) -> bytes:

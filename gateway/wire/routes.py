@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 from gateway.values import Api
+from gateway.wire.objects import KINDS, Place, is_reserved, place_of
 
 _POST: Final = ("POST",)
 _GET: Final = ("GET", "HEAD")
@@ -31,7 +32,7 @@ class Route:
     methods: tuple[str, ...] = _POST
     is_session_routed: bool = True  # False: answered over the whole fleet (the list of models)
     is_count: bool = False  # only counts or splits into tokens: computes none
-    response_id: str | None = None  # from `/v1/responses/{id}`: only the backend that made it has it
+    place: Place | None = None  # of an object that engines keep, or of a list of them
 
     @property
     def target(self) -> str:
@@ -56,8 +57,6 @@ COUNT_PATHS: Final = frozenset(
 )
 """What clients ask about a prompt without having it computed."""
 
-# A response id is copied into a path for a backend, so its alphabet is restricted and has no dot.
-_RESPONSE_PATH: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel|/input_items)?")
 _MODEL_PATH: Final = re.compile(r"/v1/models/[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+)*")
 _SEGMENTS: Final = re.compile(r"[A-Za-z0-9._~:@+=,-]+(?:/[A-Za-z0-9._~:@+=,-]+)*")
 _MESSAGES_TARGET: Final = re.compile(r"(?:[a-z]+://[^/]*)?/+v1/+messages(?:[/?]|\Z)")
@@ -75,6 +74,10 @@ class RouteTable:
             for path in paths
         }
         table["/v1/models"] = Route(api=Api.MODELS, path="/v1/models", methods=_GET, is_session_routed=False)
+        for kind in KINDS:
+            table[kind.path] = Route(
+                api=kind.api, path=kind.path, methods=kind.methods, place=place_of(kind.path)
+            )
         table["/v1/realtime"] = Route(api=Api.REALTIME, path="/v1/realtime", methods=("GET",))
         paths = [path for path in passthrough_paths if not path.endswith("/*")]
         for path in map(normalise_path, paths):
@@ -103,7 +106,9 @@ class RouteTable:
     def _find(self, target: str) -> Route:
         raw_path, query = split_target(target)
         path = normalise_path(raw_path)
-        known = self._table.get(path) or _parametrised(path) or self._passed_through(path)
+        known = self._table.get(path) or _parametrised(path)
+        if known is None and not is_reserved(path):
+            known = self._passed_through(path)
         if known is None:
             raise NotFound("this gateway does not serve this path")
         return Route(
@@ -113,7 +118,7 @@ class RouteTable:
             methods=known.methods,
             is_session_routed=known.is_session_routed,
             is_count=known.is_count,
-            response_id=known.response_id,
+            place=known.place,
         )
 
     def _passed_through(self, path: str) -> Route | None:
@@ -128,7 +133,7 @@ def check_passthrough(path: str) -> None:
     segments = path.removeprefix("/").removesuffix("/*")
     is_plain = path.startswith("/") and _SEGMENTS.fullmatch(segments)
     if not is_plain or any(segment in (".", "..") for segment in segments.split("/")):
-        raise ValueError(f"passthrough_paths: {path!r} is not a path such as /v1/files or /v1/files/*")
+        raise ValueError(f"passthrough_paths: {path!r} is not a path such as /v1/images or /v1/images/*")
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -160,17 +165,10 @@ def dialect_of(target: str) -> Api:
     return Api.MESSAGES if _MESSAGES_TARGET.match(target) else Api.OTHER
 
 
-def response_id_of(path: str) -> str | None:
-    """Return the response id that a path names, if any."""
-    found = _RESPONSE_PATH.fullmatch(path)
-    return found.group(1) if found and path not in _OPERATIONS[Api.RESPONSES] else None
-
-
 def _parametrised(path: str) -> Route | None:
-    if found := _RESPONSE_PATH.fullmatch(path):
-        response_id, action = found.groups()
-        methods = {None: (*_GET, "DELETE"), "/cancel": _POST, "/input_items": _GET}[action]
-        return Route(api=Api.RESPONSES, path=path, methods=methods, response_id=response_id)
+    place = place_of(path)
+    if place is not None:
+        return Route(api=place.kind.api, path=path, methods=place.methods, place=place)
     if _MODEL_PATH.fullmatch(path):
         return Route(api=Api.MODELS, path=path, methods=_GET, is_session_routed=False)
     return None

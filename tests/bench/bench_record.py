@@ -20,6 +20,7 @@ from gateway.downstream.request import ClientRequest
 from gateway.observability.logs import AccessLog
 from gateway.observability.metrics import GatewayMetrics
 from gateway.request.answer_observer import AnswerObserver
+from gateway.request.made_objects import MadeObjects
 from gateway.request.recorder import Recorder
 from gateway.request.turn import Placement, Turn, TurnOutcome
 from gateway.sessions.memory import MemoryStore
@@ -73,7 +74,7 @@ def main() -> None:
     sink = os.open(os.devnull, os.O_WRONLY)
     log = AccessLog(lambda data: os.write(sink, data))
     for name, logs_requests in (("counted", False), ("counted and logged", True)):
-        recorder = Recorder(GatewayMetrics(), store, parser, log)
+        recorder = Recorder(GatewayMetrics(), store, MadeObjects(store, store, parser), parser, log)
         recorder.logs_requests = logs_requests
         print(f"{name:20} {cost_us(recorder):6.2f} µs")
 

@@ -84,12 +84,12 @@ async def test_without_the_option_a_backends_word_passes() -> None:
         ("/v1/models", "GET, HEAD, OPTIONS"),
         ("/v1/responses/resp_1", "GET, HEAD, DELETE, OPTIONS"),
         ("/health", "GET, HEAD, OPTIONS"),
-        ("/v1/files", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
+        ("/v1/images", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
     ],
 )
 async def test_options_tells_the_methods_of_a_path(path: str, allow: str) -> None:
     """204 with Allow, for APIs, for the gateway's own paths and for passed-through ones."""
-    async with GatewayWorld(1, passthrough_paths=["/v1/files"]) as world:
+    async with GatewayWorld(1, passthrough_paths=["/v1/images"]) as world:
         answer = await world.client.options(f"{world.base_url}{path}")
         assert (answer.status_code, answer.headers["allow"], answer.content) == (204, allow, b"")
         assert not world.served()

@@ -305,12 +305,12 @@ async def test_an_unknown_path_is_404_in_json(world: GatewayWorld) -> None:
 
 async def test_a_passed_through_path_reaches_an_engine() -> None:
     """Any method and any bytes, with a session header followed like everywhere."""
-    async with GatewayWorld(3, passthrough_paths=["/v1/files", "/v1/files/*"]) as world:
+    async with GatewayWorld(3, passthrough_paths=["/v1/images", "/v1/images/*"]) as world:
         for backend in world.backends:
             backend.default = respond(b"ok")
         session = {"x-session-id": "s-1"}
-        made = await world.client.post("/v1/files", content=b"\x00\xff not json", headers=session)
-        read = await world.client.get("/v1/files/file-1/content", headers=session)
+        made = await world.client.post("/v1/images", content=b"\x00\xff not json", headers=session)
+        read = await world.client.get("/v1/images/image-1/content", headers=session)
         assert (made.status_code, read.status_code) == (200, 200)
         assert made.headers["x-homing-backend"] == read.headers["x-homing-backend"]
-        assert (await world.client.get("/v1/filesystem")).status_code == 404
+        assert (await world.client.get("/v1/imagesystem")).status_code == 404

@@ -25,7 +25,7 @@ from gateway.errors import (
 from gateway.values import Api
 from gateway.wire.error_bodies import error_response, stream_error
 
-OPENAI_APIS = [api for api in Api if api is not Api.MESSAGES]
+OPENAI_APIS = [api for api in Api if api not in (Api.MESSAGES, Api.MESSAGE_BATCHES)]
 
 
 @pytest.mark.parametrize("api", OPENAI_APIS)

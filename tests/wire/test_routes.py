@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 from gateway.values import Api
-from gateway.wire.routes import RouteTable, check_passthrough, dialect_of, response_id_of
+from gateway.wire.objects import RESPONSE, place_of
+from gateway.wire.routes import RouteTable, check_passthrough, dialect_of
 
 
 @pytest.fixture(scope="module")
 def table() -> RouteTable:
-    return RouteTable(passthrough_paths=["/custom/api", "/v1/files/*", "/v1/chat/*"])
+    return RouteTable(passthrough_paths=["/custom/api", "/v1/images/*", "/v1/files/*", "/v1/chat/*"])
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,14 @@ def table() -> RouteTable:
         ("GET", "/v1/models/org/model-7b", Api.MODELS),
         ("GET", "/v1/realtime", Api.REALTIME),
         ("PUT", "/custom/api", Api.OTHER),
-        ("GET", "/v1/files/file-1/content", Api.OTHER),
-        ("DELETE", "/v1/files/a@b:c=d", Api.OTHER),
+        ("GET", "/v1/images/image-1/content", Api.OTHER),
+        ("DELETE", "/v1/images/a@b:c=d", Api.OTHER),
+        ("POST", "/v1/files", Api.OBJECTS),
+        ("GET", "/v1/files/file-1/content", Api.OBJECTS),
+        ("POST", "/v1/uploads/upload_1/parts", Api.OBJECTS),
+        ("POST", "/v1/batches/batch_1/cancel", Api.OBJECTS),
+        ("DELETE", "/v1/conversations/conv_1/items/msg_1", Api.OBJECTS),
+        ("GET", "/v1/messages/batches/msgbatch_1/results", Api.MESSAGE_BATCHES),
     ],
 )
 def test_every_operation_has_its_dialect(table: RouteTable, method: str, path: str, api: Api) -> None:
@@ -139,11 +146,12 @@ def test_a_lookup_without_method_serves_preflights(table: RouteTable) -> None:
 
 def test_only_paths_of_stored_responses_name_a_response() -> None:
     """`/v1/responses/{id}` and what is below it; operations of the API are no ids."""
-    assert response_id_of("/v1/responses/resp_1") == "resp_1"
-    assert response_id_of("/v1/responses/resp_1/cancel") == "resp_1"
-    assert response_id_of("/v1/responses") is None
-    assert response_id_of("/v1/responses/input_tokens") is None
-    assert response_id_of("/v1/chat/completions") is None
+    for path in ("/v1/responses/resp_1", "/v1/responses/resp_1/cancel"):
+        place = place_of(path)
+        assert place is not None
+        assert (place.kind, place.object_id) == (RESPONSE, "resp_1")
+    for path in ("/v1/responses", "/v1/responses/input_tokens", "/v1/chat/completions"):
+        assert place_of(path) is None
 
 
 def test_errors_before_a_route_is_known_have_the_right_shape() -> None:
@@ -173,7 +181,18 @@ def test_any_target_gives_a_clean_route_or_a_client_error(table: RouteTable, tar
 
 
 @pytest.mark.parametrize(
-    "target", ["/v1/files", "/v1/files/", "/v1/files/%61", "/v1/filesystem", "/v1/files/a;b"]
+    "target",
+    [
+        "/v1/images",
+        "/v1/images/",
+        "/v1/images/%61",
+        "/v1/imagesystem",
+        "/v1/images/a;b",
+        "/v1/files/a.b",
+        "/v1/files/%61",
+        "/v1/files/a/odd",
+        "/v1/files/" + 257 * "a",
+    ],
 )
 def test_an_open_prefix_opens_only_what_is_plainly_below_it(table: RouteTable, target: str) -> None:
     """Escapes and odd characters could mean another path to an engine: they are not passed on."""
@@ -188,7 +207,7 @@ def test_the_pass_through_list_takes_nothing_from_the_known_apis(table: RouteTab
         table.match("GET", "/v1/chat/completions")
 
 
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/files/*", "/custom", "/reset_prefix_cache"])
+@pytest.mark.parametrize("path", ["/v1/images", "/v1/images/*", "/custom", "/reset_prefix_cache"])
 def test_plain_paths_may_pass_through(path: str) -> None:
     """One path, or all that is below one."""
     check_passthrough(path)
