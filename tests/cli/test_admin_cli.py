@@ -145,6 +145,33 @@ async def test_explain_tells_the_story(homing: Homing) -> None:
         assert "no session 'nobody' is bound" in err
 
 
+async def test_explain_tells_what_became_of_an_id_that_was_ignored(homing: Homing) -> None:
+    """One id for all users: it names the longest conversation, and leads to the others."""
+    async with GatewayWorld(num_backends=2, key_watch={"max_conversations_per_key": 2}) as world:
+        for number in range(5):
+            messages: list[dict[str, Any]] = [SYSTEM]
+            for turn in range(5 - number):
+                messages.append(
+                    {"role": "user", "content": f"Question {turn} of the user number {number}, please."}
+                )
+                assert (await world.chat("everybody", messages=messages)).status_code == 200
+                messages.append({"role": "assistant", "content": f"Answer {turn} to {number}"})
+        status, out, _ = await homing(world, "explain", "everybody")
+        assert status == 0
+        assert "Many conversations came under this id" in out
+        found = json.loads((await homing(world, "explain", "everybody", "--json"))[1])
+        (ignored,) = found["ignored_ids"]
+        assert ignored["requests"] == {"shared": 5}
+        assert len(ignored["sessions"]) == 3
+        for key in ignored["sessions"]:
+            assert f"homing explain {key}" in out
+            _, told, _ = await homing(world, "explain", key)
+            assert "fingerprint" in told
+        session = await world.admin.get(f"/admin/v1/sessions/{ignored['sessions'][0]}")
+        assert session.json()["ignored_id"] is None
+        assert found["session"]["ignored_id"]["requests"] == {"shared": 5}
+
+
 async def test_drain_waits_until_the_backend_is_empty(homing: Homing) -> None:
     """With `--wait` it returns when the last request is done; without, at once."""
     async with GatewayWorld(num_backends=2) as world:
