@@ -81,8 +81,8 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Maximum length of a value in bytes. A longer one counts as absent."""
 
     fingerprint_min_bytes: int = 32
-    """Minimum length of the user's first words for a fingerprint. Too many conversations begin with "hi": these
-    get theirs from their second turn on, with the first answer and what the user said next."""
+    """Minimum length of the user's first words for a fingerprint. Too many conversations begin with "hi":
+    these get theirs from their second turn on, with the first answer and what the user said next."""
 
     normalisers: tuple[Normaliser, ...] = tuple(
         Normaliser(name=name, pattern=pattern, replacement=replacement)
