@@ -17,22 +17,24 @@ from gateway.admin.answers import (
     Drain,
     GroupAnswer,
     GroupHolder,
-    IgnoredIdAnswer,
-    MoveAnswer,
     Prewarm,
     RecentSession,
     RingShare,
     RoutingBelief,
-    SessionAnswer,
-    SessionRow,
     Status,
     StoreAnswer,
-    StoryAnswer,
-    TurnAnswer,
     TurnCurvePoint,
 )
 from gateway.admin.order_answers import OrderAnswer
 from gateway.admin.parts import AdminParts
+from gateway.admin.session_answers import (
+    IgnoredIdAnswer,
+    MoveAnswer,
+    SessionAnswer,
+    SessionRow,
+    StoryAnswer,
+    TurnAnswer,
+)
 from gateway.replicas.order_book import Subject
 from gateway.request.journal import Group, MoveRow, Story, TurnBucket
 from gateway.routing.what_if import ring_shares

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.admin.answers import SessionAnswer, SessionPage, SessionRow
 from gateway.admin.describe import describe_binding, describe_ignored_id, describe_session
 from gateway.admin.operations import IfMatch, Operation
 from gateway.admin.orders import MoveOrder, SessionName, SessionQuery
 from gateway.admin.parts import AdminParts
+from gateway.admin.session_answers import SessionAnswer, SessionPage, SessionRow
 from gateway.errors import BadRequest, Conflict, GatewayError, NotFound
 from gateway.values import Api, BackendId, Binding, SessionKey
 from gateway.wire.keys import to_bytes

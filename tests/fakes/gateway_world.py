@@ -98,9 +98,9 @@ class GatewayWorld:
             )
             await gateway.start()
             self._gateways.append(gateway)
-            self.clients.append(httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}", timeout=10))
+            self.clients.append(httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}", timeout=60))
             admin_url = f"http://127.0.0.1:{gateway.admin_port}"
-            self.admins.append(httpx.AsyncClient(base_url=admin_url, timeout=10))
+            self.admins.append(httpx.AsyncClient(base_url=admin_url, timeout=60))
         await self.wait_for(self._all_ready)
         return self
 
@@ -147,7 +147,7 @@ class GatewayWorld:
         backend = self.gateway.fleet.view.get(BackendId(f"b{number}"))
         return backend.state.value if backend else BackendState.REMOVED.value
 
-    async def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def wait_for(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
         """Until `condition` holds. Polls: what is waited for happens in the gateway's own tasks."""
         async with asyncio.timeout(timeout_s):
             while not condition():
