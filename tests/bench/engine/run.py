@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.engine.driver import EngineFailed, RunningEngine
-from bench.engine.engines import ENGINES, Engine, install, is_installed
+from bench.engine.engines import CACHE, ENGINES, Engine, install, is_installed
 from bench.engine.machine import MemoryProbe, OtherLoad, describe
 from bench.engine.report import Results, speed, write_report
 from bench.engine.workload import QUICK, Encode, Kind, Sizes, Step, make_steps
@@ -30,7 +30,6 @@ from engine_adapter.engine.checkpoint.model_store import DEFAULT_MODEL_ID, prepa
 from engine_adapter.engine.core.config import fast_dtype
 from engine_adapter.engine.text.tokenizer import load_tokenizer
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "homing" / "bench"
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MAX_MODEL_LEN = 4608
 WARM_UP = (
