@@ -203,6 +203,10 @@ class RequestHead:
             raise Refused(MALFORMED)
         self.content_length, self.is_chunked = length, is_chunked
         self.keeps_alive = _keeps_alive(connection, self.is_http11) if connection else self.is_http11
+        if self.method == "CONNECT":  # readers disagree whether what follows is a body, or a tunnel's bytes
+            if length is not None or is_chunked:
+                raise Refused(MALFORMED)
+            self.keeps_alive = False
 
 
 def _read_request_line(line: bytes) -> tuple[str, str, bool]:
@@ -214,6 +218,8 @@ def _read_request_line(line: bytes) -> tuple[str, str, bool]:
     is_http11 = version == b"HTTP/1.1"
     if not is_http11 and version != b"HTTP/1.0":
         raise Refused(OTHER_VERSION if _VERSION.fullmatch(version) else NOT_HTTP)
+    if parts[0] == b"PRI":
+        raise Refused(OTHER_VERSION)  # HTTP/2's, which llhttp reads as its preface whatever version it names
     method, target = parts[0].decode("ascii"), parts[1].decode("ascii")
     if not target.startswith("/"):
         _check_other_form(method, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.errors import ModelNotFound, NotFound
+from gateway.errors import ModelNotFound, NotFound, shown
 from gateway.limits.settings import TenantLimits
 from gateway.values import Binding, KeySource, RequestFacts
 
@@ -30,7 +30,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
         if facts.model is None:
             raise ModelNotFound("The request names no model, but this key requires one.", param="model")
         raise ModelNotFound(
-            f"The model `{facts.model}` does not exist, or this key may not use it.", param="model"
+            f"The model `{shown(facts.model)}` does not exist, or this key may not use it.", param="model"
         )
 
     def check_answer(self, binding: Binding | None) -> None:

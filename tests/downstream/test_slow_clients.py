@@ -208,9 +208,7 @@ async def test_an_unfinished_head_costs_its_bytes() -> None:
                 clients.append(client)
                 client.write(beginning[:30_000])
                 client.write(beginning[30_000:])
-            await served.wait_for(
-                lambda: sum(len(one._waiting) for one in served.server.connections) == 50 * len(beginning)  # type: ignore[attr-defined]
-            )
+            await served.wait_for(lambda: _num_unfinished_bytes(served) == 50 * len(beginning))
             gc.collect()
             mine = tracemalloc.take_snapshot().filter_traces(
                 [tracemalloc.Filter(True, "*/gateway/*"), tracemalloc.Filter(True, "*/asyncio/*")]
@@ -221,6 +219,10 @@ async def test_an_unfinished_head_costs_its_bytes() -> None:
         assert num_bytes / 50 <= len(beginning) + 10_000
         for client in clients:
             client.close()
+
+
+def _num_unfinished_bytes(served: Served) -> int:
+    return sum(len(one._waiting) for one in served.server.connections if isinstance(one, ClientConnection))
 
 
 async def _ask_and_stay(served: Served, num_clients: int) -> list[asyncio.Transport]:
