@@ -9,9 +9,20 @@ again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 ErrorSource = Literal["downstream", "upstream", "internal"]
+
+_MAX_SHOWN_LENGTH: Final = 100
+
+
+def shown(text: str) -> str:
+    """Return a client's text as it may stand in a message or a log: at most 100 characters of it, those that
+    do not print escaped."""
+    start = text[:_MAX_SHOWN_LENGTH]
+    if not start.isprintable():
+        start = start.encode("unicode_escape").decode("ascii")
+    return start if len(text) <= _MAX_SHOWN_LENGTH else f"{start}…"
 
 
 class GatewayError(Exception):

@@ -161,6 +161,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_prompt_bytes: int = 0  # estimated text that the engine will tokenize
     max_output_tokens: int | None = None
     is_follow_up: bool = False  # the prompt has an assistant turn, so the conversation has begun
+    names_request: bool = False  # its body says how the engine shall name it
     sets_binding: bool = True  # auxiliary calls (titles, tags) follow a binding but never make one
     obeys_load_bound: bool = False  # the key is a bucket, not a session (prompt_cache_key, group)
 

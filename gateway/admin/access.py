@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
@@ -28,6 +29,11 @@ from gateway.request.operator_tokens import Tokens
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+# RFC 9110, 7.2: nothing may stand beside host and port. A browser can be led to a name that begins like ours.
+_AUTHORITY = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(?::(?P<port>[0-9]{1,5}))?"
+)
+_MAX_PORT = 65_535
 _SAFE_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
@@ -73,11 +79,12 @@ class Guard:
             raise Forbidden("pages of another site may not use the admin API")
 
 
-def _host_name(host: str) -> str:
-    """`[::1]:8001` → `::1`; `LocalHost:8001` → `localhost`."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
+def _host_name(host: str) -> str | None:
+    """`[::1]:8001` → `::1`; `LocalHost:8001` → `localhost`; None for what is no host with a port."""
+    authority = _AUTHORITY.fullmatch(host)
+    if authority is None or int(authority["port"] or 0) > _MAX_PORT:
+        return None
+    return (authority["v6"] or authority["name"]).lower()
 
 
 def _is_loopback(remote: str | None) -> bool:

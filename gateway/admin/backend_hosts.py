@@ -29,7 +29,17 @@ _WORDS = frozenset(("loopback", "private", "cluster"))
 _CLUSTER_SUFFIXES = (".local", ".internal", ".svc", ".lan", ".home.arpa", ".localdomain")
 _PATTERN = re.compile(r"[A-Za-z0-9.*?_-]{1,253}\Z")
 _NUMBER_LABEL = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)\Z")
-_METADATA_NAMES = frozenset(("metadata.google.internal", "metadata", "instance-data"))
+_METADATA_NAMES = frozenset(
+    (
+        "api.metadata.cloud.ibm.com",
+        "instance-data",
+        "metadata",
+        "metadata.google.internal",
+        "metadata.packet.net",
+        "metadata.platformequinix.com",
+        "metadata.tencentyun.com",
+    )
+)
 _SHARED_NET = ipaddress.ip_network("100.64.0.0/10")  # carriers and overlay networks; not `is_private`
 
 

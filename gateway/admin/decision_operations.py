@@ -11,7 +11,7 @@ from gateway.admin.describe import describe_decision, describe_group, describe_r
 from gateway.admin.operations import Operation
 from gateway.admin.orders import GroupQuery, RingQuery, RouteQuestion, WhatIfQuestion
 from gateway.admin.parts import AdminParts
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Overloaded
 from gateway.routing.what_if import BackendForecast, Forecast, forecast
 from gateway.values import BackendId, SessionKey
 from gateway.wire.keys import to_bytes
@@ -29,6 +29,7 @@ class DecisionOperations:
 
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
+        self._is_judging = False  # threads share one interpreter with the event loop: one at a time
 
     def operations(self) -> list[Operation]:
         return [
@@ -55,6 +56,7 @@ class DecisionOperations:
                 "Show what adding, removing or reweighting backends would move",
                 tag="decisions",
                 asks_only=True,
+                problems=(503,),
             ),
             Operation(
                 "GET",
@@ -91,8 +93,13 @@ class DecisionOperations:
         after = _changed(before, body)
         sessions, is_sampled = await self._walk_sessions(before)
         virtual_nodes = self._parts.config().routing.virtual_nodes
-        # building the ring of a large fleet is too slow for the event loop
-        judged = await asyncio.to_thread(forecast, before, after, virtual_nodes, sessions)
+        if self._is_judging:
+            raise Overloaded("another what-if question is being answered: ask again", retry_after_s=1)
+        self._is_judging = True
+        try:  # building the ring of a large fleet is too slow for the event loop
+            judged = await asyncio.to_thread(forecast, before, after, virtual_nodes, sessions)
+        finally:
+            self._is_judging = False
         return _describe(judged, before, after, is_sampled=is_sampled)
 
     async def _walk_sessions(self, weights: Weights) -> tuple[Sample, bool]:

@@ -20,6 +20,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.downstream.refusal import (
     MALFORMED,
     NOT_HTTP,
+    OTHER_VERSION,
     TOO_MANY_FIELDS,
     Refused,
     head_too_large,
@@ -30,13 +31,15 @@ from gateway.wire.header_names import HeaderNames
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 
-MIN_HEAD_LIMIT_BYTES: Final = 65_536
-"""Whole heads up to this size are read whatever the limits of a line and a field are."""
-
 _ABSOLUTE_FORM: Final = re.compile(
     r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^][/?#@:]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?(?:[/?#].*)?"
 )
 _MAX_PORT: Final = 65_535
+_VERSION: Final = re.compile(rb"HTTP/[0-9]\.[0-9]")
+# RFC 9112, 3.2: a host with or without a port, or nothing; never a user, a path or a second host.
+_HOST_VALUE: Final = re.compile(
+    rb"(?:\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9._~!$&'()*+;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?"
+)
 
 _HOST, _LENGTH, _CODING, _CONNECTION, _REQUEST_ID, _ENCODING, _LEVEL = 1, 2, 3, 4, 5, 6, 7
 _ROLES: Final = HeaderNames(
@@ -61,7 +64,7 @@ class HeadLimits:
         self.max_line_bytes = settings.max_request_line_bytes
         self.max_field_bytes = settings.max_header_field_bytes
         self.max_fields = settings.max_headers
-        self.max_head_bytes = max(MIN_HEAD_LIMIT_BYTES, self.max_line_bytes + self.max_field_bytes)
+        self.max_head_bytes = settings.max_head_bytes
 
     def check_unfinished(self, raw: bytes) -> None:
         """Raise Refused for the beginning of a head that cannot become a good one."""
@@ -74,7 +77,10 @@ class HeadLimits:
             raise Refused(line_too_long(self.max_line_bytes))
         elif not raw[:1].isupper():
             raise Refused(NOT_HTTP)
-        if raw.count(b"\n") != raw.count(b"\r\n"):
+        num_lines = raw.count(b"\n")
+        if num_lines > self.max_fields + 1:
+            raise Refused(TOO_MANY_FIELDS)
+        if num_lines != raw.count(b"\r\n"):
             raise Refused(MALFORMED)
 
 
@@ -107,14 +113,15 @@ class RequestHead:
         line_end = raw.find(b"\r\n")
         if line_end > limits.max_line_bytes:
             raise Refused(line_too_long(limits.max_line_bytes))
-        self._judge(raw)
+        num_fields = raw.count(b"\n") - 2
+        if num_fields > limits.max_fields:
+            raise Refused(TOO_MANY_FIELDS)
         self.method, self.raw_path, self.is_http11 = _REQUEST_LINES[raw[:line_end]]
-        if len(self.raw_headers) != raw.count(b"\n") - 2:
+        self._judge(raw)
+        if len(self.raw_headers) != num_fields:
             raise Refused(MALFORMED)  # a line that is not one field
         if b" \r\n" in raw or b"\t\r\n" in raw:
             self.raw_headers = [(name, value.strip(b" \t")) for name, value in self.raw_headers]
-        if len(self.raw_headers) > limits.max_fields:
-            raise Refused(TOO_MANY_FIELDS)
         if len(raw) > limits.max_field_bytes:
             self._check_fields(limits.max_field_bytes)
         self._read_framing()
@@ -173,7 +180,7 @@ class RequestHead:
             if role is None:
                 continue
             if role == _HOST:
-                num_hosts += 1
+                num_hosts += _HOSTS[value]
             elif role == _REQUEST_ID:
                 self.request_id = self.request_id or value
             elif role == _ENCODING:
@@ -196,6 +203,10 @@ class RequestHead:
             raise Refused(MALFORMED)
         self.content_length, self.is_chunked = length, is_chunked
         self.keeps_alive = _keeps_alive(connection, self.is_http11) if connection else self.is_http11
+        if self.method == "CONNECT":  # readers disagree whether what follows is a body, or a tunnel's bytes
+            if length is not None or is_chunked:
+                raise Refused(MALFORMED)
+            self.keeps_alive = False
 
 
 def _read_request_line(line: bytes) -> tuple[str, str, bool]:
@@ -206,7 +217,9 @@ def _read_request_line(line: bytes) -> tuple[str, str, bool]:
     version = parts[2]
     is_http11 = version == b"HTTP/1.1"
     if not is_http11 and version != b"HTTP/1.0":
-        raise Refused(NOT_HTTP)
+        raise Refused(OTHER_VERSION if _VERSION.fullmatch(version) else NOT_HTTP)
+    if parts[0] == b"PRI":
+        raise Refused(OTHER_VERSION)  # HTTP/2's, which llhttp reads as its preface whatever version it names
     method, target = parts[0].decode("ascii"), parts[1].decode("ascii")
     if not target.startswith("/"):
         _check_other_form(method, target)
@@ -239,6 +252,18 @@ class _RequestLines(dict[bytes, tuple[str, str, bool]]):
         return meaning
 
 
+class _Hosts(dict[bytes, int]):
+    """1 for a value that is one host. Raises Refused for any other. Remembered as request lines are."""
+
+    def __missing__(self, value: bytes) -> int:
+        if not _HOST_VALUE.fullmatch(value.strip(b" \t")):
+            raise Refused(MALFORMED)
+        if len(value) <= _MAX_REMEMBERED_LINE_BYTES and len(self) < _MAX_REMEMBERED_LINES:
+            self[value] = 1
+        return 1
+
+
 _MAX_REMEMBERED_LINES: Final = 256
 _MAX_REMEMBERED_LINE_BYTES: Final = 128
 _REQUEST_LINES: Final = _RequestLines()
+_HOSTS: Final = _Hosts()

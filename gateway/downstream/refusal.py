@@ -23,11 +23,11 @@ class Refusal:
 
     @property
     def source(self) -> ErrorSource:
-        return "downstream" if self.status < 500 else "internal"
+        return "downstream" if self.status < 500 or self.status == 505 else "internal"
 
     def encode(self) -> bytes:
         """The whole answer; nothing may follow it on its connection."""
-        error_type = "invalid_request_error" if self.status < 500 else "api_error"
+        error_type = "invalid_request_error" if self.source == "downstream" else "api_error"
         error = {"message": self.message, "type": error_type, "param": None, "code": self.code}
         body = json.dumps({"error": error}).encode()
         retry = "retry-after: 1\r\n" if self.status == 503 else ""
@@ -51,6 +51,9 @@ TOO_MANY_CONNECTIONS = Refusal(
     status=503, code="overloaded", message="the gateway has no room for another connection"
 )
 NOT_HTTP = Refusal(status=400, code="invalid_request", message="this is not an HTTP/1.1 request")
+OTHER_VERSION = Refusal(
+    status=505, code="http_version_not_supported", message="this server speaks HTTP/1.1 and HTTP/1.0"
+)
 MALFORMED = Refusal(status=400, code="invalid_request", message="the request is not valid HTTP/1.1")
 TOO_MANY_FIELDS = Refusal(
     status=431, code="headers_too_large", message="the request has too many header fields"

@@ -23,8 +23,11 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     max_request_line_bytes: int = 32_768
     """Maximum length of the request line. Longer ones get 431."""
     max_header_field_bytes: int = 32_768
-    """Maximum length of one header field, name and value. Longer ones get 431. The request line and all
-    fields together may be as long as the sum of both maxima, and at least 64 KiB."""
+    """Maximum length of one header field, name and value. Longer ones get 431."""
+    max_head_bytes: int = 65_536
+    """Maximum size of the request line and all header fields together (64 KiB). Larger heads get 431. Nobody
+    is authenticated before the head is complete, so `max_connections` times this is what strangers can make
+    the gateway hold."""
     max_headers: int = 256
     """Maximum number of header fields of a request. More get 431."""
     max_connections: int | None = None
@@ -73,8 +76,12 @@ class DownstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 raise ValueError(f"{name} must be at least 1")
         if self.max_connections is not None and self.max_connections < 1:
             raise ValueError("max_connections must be at least 1")
-        for name in ("max_request_line_bytes", "max_header_field_bytes"):
+        for name in ("max_request_line_bytes", "max_header_field_bytes", "max_head_bytes"):
             if getattr(self, name) < 256:
                 raise ValueError(f"{name} must be at least 256")
+        if max(self.max_request_line_bytes, self.max_header_field_bytes) > self.max_head_bytes:
+            raise ValueError(
+                "max_head_bytes must not be less than max_request_line_bytes and max_header_field_bytes"
+            )
         if self.linger_s < 0 or self.body_min_bytes_per_s < 0:
             raise ValueError("linger_s and body_min_bytes_per_s must not be negative")

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.errors import UpstreamConnectFailed
 from gateway.fleet.registry import Fleet
+from gateway.observability.request_ids import RequestIds
 from gateway.upstream.pool import UpstreamPool
 from gateway.upstream.settings import UpstreamSettings
 from gateway.values import BackendId, FleetView
@@ -20,6 +21,7 @@ class UpstreamPools:
     def __init__(self, fleet: Fleet, settings: UpstreamSettings) -> None:
         self._fleet, self._settings = fleet, settings
         self._heads = RequestHeads(HeaderSettings())
+        self._ids = RequestIds()
         self._pools: dict[BackendId, UpstreamPool] = {}
         self._base_urls: dict[BackendId, str] = {}
         self._closing: set[asyncio.Task[Any]] = set()
@@ -51,7 +53,7 @@ class UpstreamPools:
             () if body_length is None else ((b"content-type", b"application/json"),),
             host=address.host_header.decode(),
             body_length=body_length,
-            request_id="homing",
+            request_id=self._ids.new(),
             credential=bearer(api_key),
         )
 

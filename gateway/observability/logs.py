@@ -88,7 +88,7 @@ class AccessLine(
     """The access line of one finished request. Unknown fields are left out."""
 
     time: float  # wall seconds
-    request_id: str
+    request_id: str  # the client's own, if it sent a valid one
     api: str
     status: int
     duration_ms: float
@@ -96,6 +96,7 @@ class AccessLine(
     attempts: int
     key_source: str
     tenant: str = "default"
+    engine_request_id: str | None = None  # where it is not `request_id`: as engines log it
     model: str | None = None
     session: str | None = None  # beginning of the session key, which is a hash
     backend: str | None = None

@@ -99,7 +99,7 @@ class Forwarder:
             raw_headers,
             host=pool.address.host_header.decode(),
             body_length=len(turn.sent_body) if has_body else None,
-            request_id=turn.request_id,
+            request_id=turn.engine_request_id,
             credential=bearer(api_key) or (turn.credential if self._passes_client_key else None),
             is_upgrade=turn.is_upgrade,
         )
@@ -207,6 +207,8 @@ def answer_headers(turn: Turn, answer: UpstreamAnswer, is_stream: bool) -> list[
         headers += [(name.encode(), value.encode()) for name, value in turn.charge.headers()]
     if is_stream:
         headers.append((b"x-accel-buffering", b"no"))  # nginx in front would hold events back
+        if find_header(headers, b"cache-control") is None:
+            headers.append((b"cache-control", b"no-cache"))  # so may caches, and those that compress
     headers.append((b"x-request-id", turn.request_id.encode()))
     headers += _told(
         decision.backend_id,

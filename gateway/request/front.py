@@ -8,8 +8,6 @@ was called; an unforeseen one is logged with its stack and told to the client on
 from __future__ import annotations
 
 import asyncio
-import itertools
-import secrets
 import time
 from collections.abc import Callable
 from typing import Final
@@ -21,9 +19,10 @@ from gateway.downstream.cors import Cors, HeaderLines
 from gateway.downstream.refusal import Refusal
 from gateway.downstream.request import ClientRequest
 from gateway.downstream.tunnel import wants_websocket
-from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend, UpgradeRequired
+from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend, UpgradeRequired, shown
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics, status_label
+from gateway.observability.request_ids import RequestIds
 from gateway.request.operator_tokens import Tokens
 from gateway.request.proxy import Proxy
 from gateway.request.refuse import log_fault, refuse
@@ -55,7 +54,7 @@ class Front:
     ) -> None:
         self._fleet, self._metrics, self._clock = fleet, metrics, clock
         self.take_over(proxy, config)
-        self._id_prefix, self._id_numbers = f"req-{secrets.token_hex(8)}-", itertools.count(1)
+        self._ids = RequestIds()
         self.is_leaving = False
         self.degraded: Callable[[], list[str]] = list
         self._tasks: set[asyncio.Task[None]] = set()  # lists: of objects, and of models that wait for a proof
@@ -89,7 +88,8 @@ class Front:
 
     def _serve(self, request: ClientRequest) -> None:
         """Hand the request to the proxy, or answer it from what the fleet is known to serve."""
-        request_id = clean_request_id(request.request_id) or self._new_request_id()
+        given = clean_request_id(request.request_id)
+        request_id = given or self._ids.new()
         api: Api | None = None
         try:
             if request.method == "GET" and wants_websocket(request):
@@ -106,6 +106,7 @@ class Front:
                 request=request,
                 route=route,
                 request_id=request_id,
+                engine_request_id=request_id if given is None else self._ids.for_engine(given),
                 started_s=self._clock(),
                 is_upgrade=api is Api.REALTIME and self._asks_for_websocket(request),
                 cors_headers=self._cors_headers(request),
@@ -159,7 +160,7 @@ class Front:
         try:
             methods = (*self._methods(request), "OPTIONS")
         except GatewayError as error:
-            refuse(request, dialect_of(request.raw_path), error, self._new_request_id(), cors_headers)
+            refuse(request, dialect_of(request.raw_path), error, self._ids.new(), cors_headers)
             return
         headers = [("allow", ", ".join(methods)), *cors_headers]
         if self._cors is not None and "access-control-request-method" in request.headers:
@@ -178,10 +179,6 @@ class Front:
         if self._cors is None:
             return ()
         return self._cors.answer_headers(request.headers.get("origin"))
-
-    def _new_request_id(self) -> str:
-        """Unique, not secret: asking the system for random bytes each time costs more than a lookup."""
-        return f"{self._id_prefix}{next(self._id_numbers):x}"
 
     # -- answered here
 
@@ -270,7 +267,7 @@ class Front:
         else:
             model = route.path.removeprefix("/v1/models/")
             if model not in models:
-                raise ModelNotFound(f"The model `{model}` does not exist on any backend.", param="model")
+                raise ModelNotFound(f"The model `{shown(model)}` is on no backend.", param="model")
             answer = _model_card(model)
         self._count(Api.MODELS, 200, None)
         self._answer_json(request, answer, request_id=request_id)

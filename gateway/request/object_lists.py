@@ -14,6 +14,7 @@ from typing import Any, Final
 from gateway.downstream.request import ClientRequest
 from gateway.errors import NoBackend, NotFound, UpstreamError
 from gateway.observability.logs import log_event
+from gateway.observability.request_ids import RequestIds
 from gateway.request.parts import ProxyParts
 from gateway.tenants.credentials import RawHeader
 from gateway.tenants.gatekeeper import Recognised
@@ -46,6 +47,7 @@ class ObjectLists:
         config = parts.config
         self._heads = RequestHeads(config.headers, passes_credentials=config.passes_client_credentials)
         self._passes_client_key = config.passes_client_key
+        self._ids = RequestIds()
         self._room = asyncio.Semaphore(MAX_CALLS)
 
     async def read(
@@ -155,7 +157,7 @@ class ObjectLists:
             request.raw_headers,
             host=pool.address.host_header.decode(),
             body_length=None,
-            request_id=request_id,
+            request_id=self._ids.for_engine(request_id),
             credential=bearer(self._fleet.api_key(name)) or credential,
         )
         exchange = await pool.open(head, b"", method="GET", replayable=True)

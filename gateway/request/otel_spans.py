@@ -22,7 +22,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, shown
 from gateway.request.tracing import RawHeaders, TracingSettings
 from gateway.request.turn import Turn
 from gateway.values import Api, Backend
@@ -137,7 +137,7 @@ def _attributes_of(turn: Turn) -> dict[str, AttributeValue]:
     facts, decision, usage = turn.facts, turn.placement.decision, turn.outcome.usage
     found: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": _OPERATIONS.get(turn.api),
-        "gen_ai.request.model": facts.model[:100] if facts.model is not None else None,
+        "gen_ai.request.model": shown(facts.model) if facts.model is not None else None,
         "gen_ai.request.stream": facts.is_stream,
         "homing.request_id": turn.request_id,
         "homing.tenant": turn.tenant.name,

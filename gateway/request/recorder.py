@@ -12,6 +12,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from gateway.errors import shown
 from gateway.observability.logs import AccessLine, AccessLog
 from gateway.observability.metrics import GatewayMetrics, status_label
 from gateway.request.journal import Journal
@@ -209,8 +210,10 @@ def _access_line(turn: Turn, now_s: float, wall_s: float) -> AccessLine:
         key_source=facts.key_source.value,
         tenant=turn.tenant.name,
     )
+    if turn.engine_request_id != turn.request_id:
+        line.engine_request_id = turn.engine_request_id
     if facts.model is not None:
-        line.model = facts.model[:100]
+        line.model = shown(facts.model)
     if facts.session_key is not None:
         line.session = facts.session_key[:12]
     if decision is not None:

@@ -112,7 +112,8 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
 
     request: ClientRequest
     route: Route
-    request_id: str
+    request_id: str  # the client's own where it gave one: as it is told to the client and logged
+    engine_request_id: str  # as it is told to engines: nobody can guess or repeat it
     started_s: float
     tenant: Tenant = ANONYMOUS
     credential: RawHeader | None = None  # the header that proved it, where one did

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gateway.errors import ModelNotFound, NoBackend
+from gateway.errors import ModelNotFound, NoBackend, shown
 from gateway.routing.ring import Ring
 from gateway.routing.settings import RoutingSettings
 from gateway.values import Backend, BackendId, BackendState, FleetView
@@ -166,7 +166,7 @@ class Candidates:
         if not self.slot_of:
             raise NoBackend("no backend is configured", retry_after_s=self._settings.retry_after_s)
         if not serving:
-            raise ModelNotFound(f"no backend serves the model {model!r}", param="model")
+            raise ModelNotFound(f"no backend serves the model {shown(model or '')!r}", param="model")
         usable = self._sort_into_tiers(serving)
         if len(self._by_model) < _MAX_MODELS:
             self._by_model[model] = usable

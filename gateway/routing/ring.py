@@ -5,15 +5,21 @@ agree on every key, and removing a backend moves only the keys that it owned. A 
 then swapped, never changed. uhashring computes the points; lookups are a bisection here, because finding the
 n-th distinct successor needs the points themselves.
 
+Only the ratio of weights matters, so their size must not: where the largest would give a backend more than
+`MAX_BACKEND_POINTS`, or all together more than `MAX_POINTS`, every backend gets proportionally fewer points.
+A change of the largest weight then moves keys of others too, in proportion.
+
 It knows no health and no load: callers skip the backends that they cannot use.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
+from typing import Final
 
 import xxhash
 from uhashring import HashRing
@@ -29,11 +35,24 @@ def key_hash(key: str) -> int:
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
 
 
-@lru_cache(maxsize=4096)
-def _points_of(backend_id: BackendId, num_points: int) -> tuple[int, ...]:
-    """Return a backend's points in order. They do not depend on other backends, so they are cached."""
+MAX_BACKEND_POINTS: Final = 4_096
+"""About 10 ms to compute. With 160 virtual nodes, weights up to 25.6 are below."""
+MAX_POINTS: Final = 262_144
+
+
+@lru_cache(maxsize=2_048)
+def _points_of(backend_id: BackendId, num_points: int) -> array[int]:
+    """Return a backend's points in order. They do not depend on other backends, so they are cached: 8 bytes
+    each, at most 64 MiB."""
     ring = HashRing({backend_id: {"vnodes": num_points}}, hash_fn=key_hash)
-    return tuple(position for position, _ in ring.get_points())
+    return array("Q", (position for position, _ in ring.get_points()))
+
+
+def _points_per_weight(weights: Sequence[float], virtual_nodes: int) -> float:
+    """`virtual_nodes`, or less where that would be too many points."""
+    if not weights:
+        return virtual_nodes
+    return min(virtual_nodes, MAX_BACKEND_POINTS / max(weights), MAX_POINTS / sum(weights))
 
 
 class Ring:
@@ -49,8 +68,9 @@ class Ring:
     def __init__(self, weights: Mapping[BackendId, float], virtual_nodes: int) -> None:
         owner_of: dict[int, BackendId] = {}
         backend_ids = sorted(backend_id for backend_id, weight in weights.items() if weight > 0)
+        points_per_weight = _points_per_weight([weights[name] for name in backend_ids], virtual_nodes)
         for backend_id in backend_ids:
-            num_points = max(1, round(virtual_nodes * weights[backend_id]))
+            num_points = max(1, round(points_per_weight * weights[backend_id]))
             owner_of.update(dict.fromkeys(_points_of(backend_id, num_points), backend_id))
         self._points = sorted(owner_of)
         self._nodes = [owner_of[point] for point in self._points]

@@ -10,6 +10,8 @@ import math
 
 import msgspec
 
+from gateway.routing.ring import MAX_BACKEND_POINTS
+
 POLICY_NAMES = (
     "homing",
     "round_robin",
@@ -44,7 +46,9 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Placement policy. All but `homing` are for comparison with other gateways."""
 
     virtual_nodes: int = 160
-    """Ring points of a backend of weight 1. With 160, the fullest backend stays within 1.2 × the mean."""
+    """Ring points of a backend of weight 1, at most 4096. With 160, the fullest backend stays within
+    1.2 × the mean. Where weights would give one backend more than 4096 points, or all together more than
+    262144, each gets proportionally fewer."""
 
     ring_candidates: int = 3
     """Number of ring successors of a session that are candidates for it."""
@@ -131,6 +135,8 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
+        if self.virtual_nodes > MAX_BACKEND_POINTS:
+            raise ValueError(f"virtual_nodes must be at most {MAX_BACKEND_POINTS}, not {self.virtual_nodes}")
         not_negative = (
             "ring_candidates",
             "placement_floor",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.errors import ModelNotFound, NotFound
+from gateway.errors import BadRequest, ModelNotFound, NotFound, shown
 from gateway.limits.settings import TenantLimits
 from gateway.values import Binding, RequestFacts
 
@@ -24,16 +24,22 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
         return self.models is None or model in self.models
 
     def check_request(self, facts: RequestFacts) -> None:
-        """Raises ModelNotFound for a model that this tenant may not use, as if it did not exist.
+        """Check that the tenant may ask this; of a stored object `check_object` decides on access.
 
-        Of a stored object `check_object` decides on access.
+        Raises ModelNotFound for a model that this tenant may not use, as if it did not exist, and BadRequest
+        for a request that names itself at its engine: requests of other tenants may have the same name.
         """
+        if self.is_known and facts.names_request:
+            raise BadRequest(
+                "`request_id` and `rid` are not accepted in a body here: send the header x-request-id",
+                param="request_id",
+            )
         if self.may_use(facts.model) or (facts.model is None and facts.is_about_object):
             return
         if facts.model is None:
             raise ModelNotFound("The request names no model, but this key requires one.", param="model")
         raise ModelNotFound(
-            f"The model `{facts.model}` does not exist, or this key may not use it.", param="model"
+            f"The model `{shown(facts.model)}` does not exist, or this key may not use it.", param="model"
         )
 
     def check_object(self, binding: Binding | None) -> None:

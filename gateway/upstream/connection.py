@@ -35,7 +35,7 @@ from gateway.errors import (
 from gateway.scheduling.round_protocol import RoundProtocol
 from gateway.scheduling.rounds import Rounds, Stage
 from gateway.upstream.answer import UpstreamAnswer
-from gateway.upstream.framing import Refused, framing_error, read_framing
+from gateway.upstream.framing import HEAD_TOO_LARGE, REASONS, Refused, framing_error, read_framing
 from gateway.upstream.lost_peer import notice_lost_peer
 from gateway.upstream.phase import NEXT, Phase
 from gateway.upstream.settings import UpstreamSettings
@@ -60,25 +60,10 @@ class UpstreamConnection(RoundProtocol):
     """The protocol object of one socket. One answer at a time; no pipelining."""
 
     __slots__ = (
-        "_answer",
-        "_body_pieces",
-        "_has_no_body",
-        "_header_bytes",
-        "_is_head_request",
-        "_is_paused",
-        "_keeps_alive",
-        "_loop",
-        "_num_overhead_bytes",
-        "_owner",
-        "_parser",
-        "_settings",
-        "_transport",
-        "deadline_s",
-        "has_body",
-        "is_reused",
-        "on_body",
-        "phase",
-    )
+        "_answer", "_body_pieces", "_has_no_body", "_header_bytes", "_is_head_request", "_is_paused",
+        "_keeps_alive", "_loop", "_num_overhead_bytes", "_owner", "_parser", "_settings", "_transport",
+        "deadline_s", "has_body", "is_reused", "on_body", "phase",
+    )  # fmt: skip
 
     def __init__(self, owner: ConnectionOwner, settings: UpstreamSettings, rounds: Rounds) -> None:
         super().__init__(rounds, Stage.ANSWERS)
@@ -273,20 +258,22 @@ class UpstreamConnection(RoundProtocol):
             raise Refused("it sent more than one answer")
 
     def on_status(self, reason: bytes) -> None:
-        if self._answer is not None:
-            self._answer.reason += reason  # in pieces when the line is cut
+        answer = self._answer
+        if answer is not None:
+            answer.reason += reason  # in pieces when the line is cut
+            self._header_bytes += len(reason)
+            if self._header_bytes > self._settings.max_response_header_bytes:
+                raise Refused(HEAD_TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         answer = self._answer
         if self.phase is not _HEAD or answer is None:
             return  # a trailer: hop-by-hop for us, and the head has gone out
         self._header_bytes += len(name) + len(value)
-        headers, settings = answer.headers, self._settings
-        if (
-            self._header_bytes > settings.max_response_header_bytes
-            or len(headers) >= settings.max_response_headers
-        ):
-            raise Refused("its head is larger than max_response_header_bytes or max_response_headers")
+        headers, limits = answer.headers, self._settings
+        is_too_long = self._header_bytes > limits.max_response_header_bytes
+        if is_too_long or len(headers) >= limits.max_response_headers:
+            raise Refused(HEAD_TOO_LARGE)
         headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -301,7 +288,7 @@ class UpstreamConnection(RoundProtocol):
             answer.reason = b""
             return
         read_framing(answer)
-        answer.status = status
+        answer.status, answer.reason = status, REASONS[answer.reason]
         self._enter(_BODY)
         if self._is_head_request or status in (204, 304):
             # llhttp cannot be told that no body follows, so this connection ends here unless llhttp

@@ -52,7 +52,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """How long an unused connection is kept. The default is below the keep-alive of engines (uvicorn: 5 s),
     so that the gateway closes first and no request is sent on a connection that is being closed."""
     max_response_header_bytes: int = 65_536
-    """Maximum size of all names and values in the head of an answer."""
+    """Maximum size of the reason phrase and of all names and values in the head of an answer."""
     max_response_headers: int = 256
     """Maximum number of header lines in the head of an answer."""
     max_early_body_bytes: int = 262_144

@@ -49,6 +49,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     answer_key: SessionKey | None  # of the stored answer that it builds on, whatever else it names itself by
     is_auxiliary: bool
     object_keys: tuple[SessionKey, ...] = ()  # of other objects of engines that it names
+    names_request: bool = False  # it says how the engine shall name it
 
 
 class Names(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +61,11 @@ class Names(msgspec.Struct, frozen=True, gc=False):
     scope: Scope
 
 
+# vLLM and SGLang name a request by these, and abort or mix up two of the same name.
+_ENGINE_NAMES: Final = ("request_id", "rid")
+_UNSET: Final = (b"", b"null")
+
+
 class KeyCascade:
     """Finds the key of a request."""
 
@@ -69,7 +75,7 @@ class KeyCascade:
         self._header_names = settings.headers
         self._cookie_name = settings.cookie_name or ""
         first_names = [field.partition(".")[0] for field in settings.body_fields]
-        own_names = ("previous_response_id", "conversation", "prompt_cache_key")
+        own_names = ("previous_response_id", "conversation", "prompt_cache_key", *_ENGINE_NAMES)
         self.body_names = tuple(dict.fromkeys([*first_names, *own_names]))
         position = {name: index for index, name in enumerate(self.body_names)}
         self._fields = [
@@ -90,16 +96,21 @@ class KeyCascade:
         self._order = [by_source[source] for source in settings.sources if source in by_source]
         # of a body that names nothing, as most
         self._nothing = (ABSENT,) * len(self.body_names)
+        self._engine_names = tuple(position[name] for name in _ENGINE_NAMES)
         self._order_outside = [by_source[source] for source in settings.sources if source in _OUTSIDE]
 
     def identify(self, api: Api, marks: Marks, body: Body, tenant: str, scope: Scope) -> Identity:
         """Return what the names of a request come to, fingerprint aside. Changes only a bounded memo."""
         if body.names and body.names != self._nothing:
             names = Names(self._finder.scan(marks), body, tenant, scope)
-            key, is_auxiliary = self.find(names), names.headers.is_auxiliary
-            if api is not Api.RESPONSES:
-                return Identity(key, None, is_auxiliary)
-            return Identity(key, self.answer_key(names), is_auxiliary, self._conversation_keys(names))
+            is_response = api is Api.RESPONSES
+            return Identity(
+                key=self.find(names),
+                answer_key=self.answer_key(names) if is_response else None,
+                is_auxiliary=names.headers.is_auxiliary,
+                object_keys=self._conversation_keys(names) if is_response else (),
+                names_request=any(bytes(body.names[at]) not in _UNSET for at in self._engine_names),
+            )
         identity = self._known.get((marks, scope))
         if identity is None:
             names = Names(self._finder.scan(marks), body, tenant, scope)

@@ -265,6 +265,7 @@ def _facts(api: Api, tenant: str, reading: Reading, *, is_cacheless: bool) -> Re
         num_prompt_bytes=prompt.num_bytes,
         max_output_tokens=body.max_output_tokens,
         is_follow_up=prompt.is_follow_up or (key is not None and key.source is KeySource.RESPONSE_ID),
+        names_request=identity.names_request,
         sets_binding=not (
             is_cacheless or identity.is_auxiliary or prompt.is_auxiliary or _is_probe(body, prompt)
         ),

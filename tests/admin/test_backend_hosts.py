@@ -67,6 +67,16 @@ async def test_the_default_refuses_what_is_far(url: str) -> None:
         "http://metadata.google.internal",
         "http://metadata.google.internal.",
         "http://100.100.100.200",
+        "http://[fd00:ec2::23]",
+        "http://[fd00:42::42]",
+        "http://255.255.255.255",
+        "http://0.0.0.0",
+        "http://0",
+        "http://[::]",
+        "http://[::ffff:0:0]",
+        "http://0xff.0xff.0xff.0xff",
+        "http://[::a9fe:a9fe]",
+        "http://metadata.tencentyun.com.",
     ],
 )
 async def test_metadata_addresses_are_refused_however_spelt(url: str) -> None:

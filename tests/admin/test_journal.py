@@ -49,6 +49,7 @@ def finished(
         request=cast("ClientRequest", None),  # nothing of it is recorded
         route=Route(api=Api.CHAT, path="/v1/chat/completions"),
         request_id="r",
+        engine_request_id="r",
         started_s=0.0,
         facts=RequestFacts(
             api=Api.CHAT,

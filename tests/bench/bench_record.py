@@ -52,6 +52,7 @@ def finished_turn() -> Turn:
         request=cast("ClientRequest", None),  # nothing of it is recorded
         route=Route(api=Api.CHAT, path="/v1/chat/completions"),
         request_id="req-1",
+        engine_request_id="req-1",
         started_s=1.0,
         facts=facts,
         placement=Placement(decision=decision, affinity=Affinity.HIT, num_attempts=1),

@@ -128,7 +128,7 @@ async def test_what_the_sequences_are_read_as() -> None:
     ]
     assert (statuses, is_closed) == ([200] * 4, False)
     assert (await outcome_of([SEQUENCES["nothing behind the last"]]))[1:] == ([200, 200], True)
-    assert (await outcome_of([SEQUENCES["a bad one behind a good one"]]))[1:] == ([200, 400], True)
+    assert (await outcome_of([SEQUENCES["a bad one behind a good one"]]))[1:] == ([200, 505], True)
     assert (await outcome_of([SEQUENCES["a body with bad chunks"]]))[1:] == ([200, 400], True)
 
 

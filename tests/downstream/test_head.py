@@ -117,7 +117,7 @@ def test_reading_a_line_again_gives_the_same(line: str) -> None:
         b"get ",
         b"GET / HTTP/1.1\n",
         b"GET /\r\n",
-        b"GET / HTTP/3.0\r\nHo",
+        b"GET / HTTP/x.0\r\nHo",
         b"GET / HTTP/1.1\r\nHost: t\nX",
     ],
 )
@@ -139,3 +139,29 @@ def test_an_unfinished_head_has_the_limits_of_a_whole_one(beginning: bytes) -> N
     with pytest.raises(Refused) as refused:
         LIMITS.check_unfinished(beginning)
     assert refused.value.refusal.status == 431
+
+
+def test_the_number_of_fields_is_judged_before_they_are_read() -> None:
+    """S05: nobody has shown a credential yet, so thousands of tiny fields must not cost their objects."""
+    beginning = b"GET / HTTP/1.1\r\nHost: t\r\n" + b"a:\r\n" * 300
+    for read in (LIMITS.check_unfinished, lambda raw: RequestHead(raw + b"\r\n", LIMITS)):
+        with pytest.raises(Refused) as refused:
+            read(beginning)
+        assert refused.value.refusal.status == 431
+
+
+@pytest.mark.parametrize("host", ["", "t", "t:80", "t:", "[::1]:8000", "127.0.0.1", "a_b.c-d", "t.", "xn--a"])
+def test_a_host_is_a_host(host: str) -> None:
+    """Names, addresses and ports; none for targets that have none."""
+    assert head(host=f"Host: {host}").is_http11
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["a@b", "t/x", "t?x", "t#x", "a b", "a,b", "[::1]evil", "t:80:80", "t:x", "\xf6", '"t"', "a\\b"],
+)
+def test_what_is_no_host_is_refused(host: str) -> None:
+    """S11: RFC 9112, 3.2: readers would find another host in it."""
+    with pytest.raises(Refused) as refused:
+        head(host=f"Host: {host}")
+    assert refused.value.refusal.status == 400

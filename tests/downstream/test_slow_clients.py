@@ -193,6 +193,38 @@ async def test_an_idle_connection_is_small(num_clients: int) -> None:
         await served.wait_for(lambda: len(served.server.connections) <= 50)
 
 
+async def test_an_unfinished_head_costs_its_bytes() -> None:
+    """S05: before a credential was shown, a head of the largest size holds little more than itself."""
+    beginning = b"POST / HTTP/1.1\r\nHost: t\r\n" + b"".join(
+        b"x-%d: %b\r\n" % (number, b"v" * 240) for number in range(250)
+    )
+    async with serving() as served:
+        loop = asyncio.get_running_loop()
+        tracemalloc.start()
+        try:
+            clients = []
+            for _ in range(50):
+                client, _protocol = await loop.create_connection(asyncio.Protocol, "127.0.0.1", served.port)
+                clients.append(client)
+                client.write(beginning[:30_000])
+                client.write(beginning[30_000:])
+            await served.wait_for(lambda: _num_unfinished_bytes(served) == 50 * len(beginning))
+            gc.collect()
+            mine = tracemalloc.take_snapshot().filter_traces(
+                [tracemalloc.Filter(True, "*/gateway/*"), tracemalloc.Filter(True, "*/asyncio/*")]
+            )
+            num_bytes = sum(one.size for one in mine.statistics("filename"))
+        finally:
+            tracemalloc.stop()
+        assert num_bytes / 50 <= len(beginning) + 10_000
+        for client in clients:
+            client.close()
+
+
+def _num_unfinished_bytes(served: Served) -> int:
+    return sum(len(one._waiting) for one in served.server.connections if isinstance(one, ClientConnection))
+
+
 async def _ask_and_stay(served: Served, num_clients: int) -> list[asyncio.Transport]:
     """Connections that have asked once and stay open."""
     loop = asyncio.get_running_loop()

@@ -98,7 +98,7 @@ class Engine:
         return web.Response()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        request_id = request.headers.get("x-request-id", "")
+        request_id = request.headers.get("x-request-id", "").partition("-req-")[0]  # as the client gave it
         if self._num_here >= MAX_RUNNING + MAX_WAITING:
             self._tell(request_id, "full")
             return web.json_response(FULL, status=503)

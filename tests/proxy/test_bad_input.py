@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -55,6 +56,21 @@ async def test_an_unknown_model_is_404(model: str) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
         metrics = (await world.client.get("/metrics")).text
         assert model not in metrics  # a client must not be able to make series
+
+
+async def test_an_unknown_model_is_told_shortly_and_in_plain_characters() -> None:
+    """G09: what a client wrote may reach terminals and log viewers: bounded, nothing that they obey."""
+    model = "\x1b[2J\u202e\n" + "m" * 500
+    async with GatewayWorld() as world:
+        answer = await world.client.post(
+            CHAT, json={"model": model, "messages": [{"role": "user", "content": "hi"}]}
+        )
+        listed = await world.client.get("/v1/models/" + "m" * 9_000)
+    for one in (answer, listed):
+        message = one.json()["error"]["message"]
+        assert one.status_code == 404
+        assert len(message) < 300
+        assert message.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -116,11 +132,28 @@ async def test_anthropic_errors_have_their_own_shape() -> None:
 
 
 async def test_a_hostile_request_id_is_replaced() -> None:
-    """A request id that is not plain is not echoed and not forwarded; a plain one is both."""
+    """A request id that is not plain is not echoed and not forwarded; a plain one is echoed."""
     async with GatewayWorld() as world:
         plain = await world.chat(headers={"x-request-id": "my-id-1"})
         assert plain.headers["x-request-id"] == "my-id-1"
         hostile = await world.chat(headers={"x-request-id": "${jndi:ldap://x} " + "a" * 300})
         assert hostile.headers["x-request-id"].startswith("req-")
         seen = [one.header("x-request-id") for backend in world.backends for one in backend.requests]
-        assert sorted(seen) == sorted(["my-id-1", hostile.headers["x-request-id"]])  # type: ignore[type-var]  # None fails
+        assert hostile.headers["x-request-id"] in seen
+
+
+async def test_no_client_can_name_the_request_of_another_at_an_engine() -> None:
+    """S06: engines mix up requests of one name. Two clients may send the same id."""
+    async with GatewayWorld(1) as world:
+        answers = [await world.chat(headers={"x-request-id": given}) for given in ("mine", "mine", "m" * 128)]
+        answers += [await world.chat(), await world.chat()]
+        told = [one.headers["x-request-id"] for one in answers]
+        sent = [one.header("x-request-id") or "" for one in world.backends[0].requests]
+        assert told[:3] == ["mine", "mine", "m" * 128]
+        assert told[3:] == sent[3:]
+        assert all(
+            re.fullmatch(rf"{given}-req-[0-9a-f]{{32}}", one)
+            for given, one in zip(("mine", "mine", "m" * 64), sent, strict=False)
+        )
+        assert all(re.fullmatch(r"req-[0-9a-f]{32}", one) for one in sent[3:])
+        assert len({one[-32:] for one in sent} | {one[-32:-16] for one in sent}) == 2 * len(sent)

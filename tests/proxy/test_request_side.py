@@ -85,6 +85,21 @@ async def test_http10_clients_are_served(world: GatewayWorld, is_stream: bool) -
     assert answer.body.endswith(b"data: [DONE]\n\n" if is_stream else b"}")
 
 
+@pytest.mark.parametrize("told", [None, b"no-store"])
+async def test_no_cache_keeps_an_event_stream(told: bytes | None) -> None:
+    """G09: caches and compressing proxies hold back what does not say so; an engine's word stands."""
+    fields = b"" if told is None else b"cache-control: " + told + b"\r\n"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n" + fields + b"connection: close\r\n\r\n"
+    events = b"data: {}\n\ndata: [DONE]\n\n"
+    async with GatewayWorld(1) as world:
+        world.backends[0].default = raw(head + events, then="close")
+        answer = await ask(world, post(CHAT, BODY))
+    assert [value for name, value in answer.headers if name == "cache-control"] == [
+        "no-cache" if told is None else told.decode()
+    ]
+    assert answer.body == events
+
+
 # -- targets and limits
 
 

@@ -21,6 +21,7 @@ def a_turn(**request: Any) -> Turn:
         request=cast(ClientRequest, SimpleNamespace(**fields)),
         route=Route(api=Api.CHAT, path="/v1/chat/completions"),
         request_id="r",
+        engine_request_id="r",
         started_s=0.0,
     )
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uhashring import HashRing
 
-from gateway.routing.ring import Ring, key_hash
+from gateway.routing.ring import MAX_BACKEND_POINTS, MAX_POINTS, Ring, key_hash
+from gateway.routing.settings import RoutingSettings
 from gateway.values import BackendId
 
 KEYS = [f"session-{number}" for number in range(2000)]
@@ -109,3 +110,30 @@ def test_churn_never_fails_and_comes_back_to_the_same_ring() -> None:
         ring_of([name for name in names if name != names[cycle % 20]], virtual_nodes=20)
     again = ring_of(list(reversed(names)), virtual_nodes=20)
     assert all(owner(reference, key) == owner(again, key) for key in KEYS)
+
+
+@pytest.mark.parametrize("virtual_nodes", [1, 160, MAX_BACKEND_POINTS])
+@pytest.mark.parametrize("weights", [[1000.0] * 16, [1000.0, 1.0, 0.001], [1e-300, 5e-324], [1.0] * 300])
+def test_the_size_of_weights_costs_nothing(weights: list[float], virtual_nodes: int) -> None:
+    """S09: rings have a largest size, whoever sets the weights; nobody with a weight is left out."""
+    ring = Ring({BackendId(f"b{number}"): weight for number, weight in enumerate(weights)}, virtual_nodes)
+    points_of = Counter(backend_id for _, backend_id in ring.points())
+    assert len(points_of) == len(weights)
+    assert max(points_of.values()) <= MAX_BACKEND_POINTS
+    assert sum(points_of.values()) <= MAX_POINTS + len(weights)
+
+
+def test_only_the_ratio_of_large_weights_counts() -> None:
+    """S09: 1000 to 500 is 200 to 100, and weights below the bound keep the points they always had."""
+    large, small = (
+        Ring({BackendId("a"): 1.0 * size, BackendId("b"): 0.5 * size}, 160) for size in (1000, 200)
+    )
+    assert list(large.points()) == list(small.points())
+    assert len(list(Ring({BackendId("a"): 25.0, BackendId("b"): 1.0}, 160).points())) == 26 * 160
+
+
+@pytest.mark.parametrize("virtual_nodes", [0, MAX_BACKEND_POINTS + 1, 1_000_000_000])
+def test_virtual_nodes_are_bounded(virtual_nodes: int) -> None:
+    """G09: a number that no gateway could start with is a mistake in the configuration."""
+    with pytest.raises(ValueError, match="virtual_nodes"):
+        RoutingSettings(virtual_nodes=virtual_nodes)

@@ -28,6 +28,19 @@ class ConnectedTransport(asyncio.BaseTransport):
         ("::ffff:169.254.169.254", 80, 0, 0),
         ("fe80::1%eth0", 80, 0, 2),
         ("fd00:ec2::254", 80, 0, 0),
+        ("fd00:ec2::23", 80, 0, 0),
+        ("fd00:42::42", 80, 0, 0),
+        ("fd00:c1::a9fe:a9fe", 80, 0, 0),
+        ("fd20:ce::254", 80, 0, 0),
+        ("255.255.255.255", 80),
+        ("0.0.0.0", 80),
+        ("::", 80, 0, 0),
+        ("239.1.2.3", 80),
+        ("ff02::1", 80, 0, 0),
+        ("::169.254.169.254", 80, 0, 0),
+        ("64:ff9b:1::a9fe:a9fe", 80, 0, 0),
+        ("fd12::5efe:a9fe:a9fe", 80, 0, 0),
+        ("2001:0:102:304::5601:5601", 80, 0, 0),
     ],
 )
 def test_metadata_peers_are_closed(peer: tuple[object, ...]) -> None:
@@ -39,7 +52,7 @@ def test_metadata_peers_are_closed(peer: tuple[object, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "peer", [("127.0.0.1", 80), ("10.0.0.1", 80), ("fd12::1", 80, 0, 0), "/run/x", "", None]
+    "peer", [("127.0.0.1", 80), ("::1", 80), ("10.0.0.1", 80), ("fd12::1", 80, 0, 0), "/run/x", "", None]
 )
 def test_all_others_stay(peer: object) -> None:
     """Addresses of machines, and sockets without any."""

@@ -105,3 +105,34 @@ async def test_endless_overhead_is_bounded(start: bytes, flood: bytes) -> None:
     assert bench.transport.was_aborted
     _, error = await bench.outcome()
     assert error is not None
+
+
+@pytest.mark.parametrize(
+    ("reason", "passed_on"),
+    [
+        (b"OK", b"OK"),
+        (b"Caf\xe9 \t!", b"Caf\xe9 \t!"),
+        (b"", b""),
+        (b"O\0K", b""),
+        (b"\x1b[2J", b""),
+        (b"O\x7fK", b""),
+    ],
+)
+async def test_a_reason_with_control_characters_is_not_passed_on(reason: bytes, passed_on: bytes) -> None:
+    """S10: llhttp lets NUL and ESC through; a client's parser, or a terminal, may obey them."""
+    bench = Bench()
+    bench.receive(b"HTTP/1.1 200 " + reason + b"\r\ncontent-length: 0\r\n\r\n")
+    _, error = await bench.outcome()
+    assert error is None
+    assert bench.exchange.reason == passed_on
+
+
+async def test_a_reason_counts_as_head() -> None:
+    """S10: also where no field follows, and when it comes in pieces."""
+    bench = Bench(UpstreamSettings(max_response_header_bytes=2_000))
+    bench.receive(b"HTTP/1.1 200 ")
+    for _ in range(21):
+        bench.receive(b"a" * 100)
+    _, error = await bench.outcome()
+    assert isinstance(error, UpstreamProtocolError)
+    assert "max_response_header_bytes" in error.message
