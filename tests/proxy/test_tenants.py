@@ -256,6 +256,30 @@ async def test_salts_keep_tenants_apart_and_are_not_the_clients_to_choose() -> N
         world.assert_idle()
 
 
+@pytest.mark.parametrize(
+    ("path", "member"),
+    [
+        ("/v1/chat/completions", '"request_id": "r-1"'),
+        ("/v1/completions", '"request\\u005fid": "r-1"'),
+        ("/v1/embeddings", '"request_id": "r-1"'),
+        ("/generate", '"rid": ["r-1"]'),
+    ],
+)
+async def test_no_body_names_a_request_at_its_engine(path: str, member: str) -> None:
+    """S06: another tenant's request may have that name. An unset name is none; without tenants it passes."""
+    body = f'{{"model": "fake-model", "prompt": "x", "messages": {json.dumps(HELLO)}, {member}}}'
+    unset = '{"model": "fake-model", "prompt": "x", "request_id": null, "rid": null}'
+    headers = {"content-type": "application/json", **as_tenant("a")}
+    async with two_tenants() as world:
+        refused = await world.client.post(path, content=body, headers=headers)
+        taken = await world.client.post("/v1/completions", content=unset, headers=headers)
+        assert (refused.status_code, taken.status_code) == (400, 200)
+        assert "x-request-id" in refused.json()["error"]["message"]
+        assert len(received(world)) == 1
+    async with GatewayWorld() as world:
+        assert (await world.client.post(path, content=body, headers=headers)).status_code == 200
+
+
 async def test_without_the_option_bodies_stay_as_received() -> None:
     """Byte for byte."""
     body = b'{ "model":"fake-model",  "messages":[{"role":"user","content":"x"}],"cache_salt":"own" }'
