@@ -19,6 +19,7 @@ from gateway.wire.keys import HeaderScan, IdentityFinder, KeyHasher, Marks, Scop
 from gateway.wire.settings import KeySettings
 
 _OUTSIDE: Final = ("header", "cookie")  # sources that are not in the body
+_NO_RESPONSE: Final = (b"", b"null", b'""')
 _MAX_KNOWN: Final = 16_384  # at about 400 bytes
 _MAX_KNOWN_BYTES: Final = 300
 
@@ -124,11 +125,20 @@ class KeyCascade:
         return None if value is None else self._session(names, value, KeySource.COOKIE)
 
     def answer_key(self, names: Names) -> SessionKey | None:
-        """Return the key of the stored response that a request continues, whatever its session key is."""
-        value = self._value(names, "previous_response_id", self._response_position)
-        return None if value is None else self._hasher.response_key(names.tenant, value)
+        """Return the key of the stored response that a request continues, whatever its session key is.
+
+        Access to the response depends on it, so an id that could name no session has a key all the same.
+        """
+        values = names.body.names
+        value = bytes(values[self._response_position]) if values else b""
+        if value in _NO_RESPONSE:
+            return None
+        usable = self._value(names, "previous_response_id", self._response_position)
+        return self._hasher.response_key(names.tenant, value if usable is None else usable)
 
     def _by_response_id(self, names: Names) -> Key | None:
+        if self._value(names, "previous_response_id", self._response_position) is None:
+            return None
         key = self.answer_key(names)
         return None if key is None else Key(key, KeySource.RESPONSE_ID, is_bucket=False)
 
