@@ -11,7 +11,7 @@ COPY gateway ./gateway
 COPY engine_adapter ./engine_adapter
 COPY cuda ./cuda
 # constraints.txt pins the versions that the tests ran with.
-RUN /opt/homing/bin/pip install --no-cache-dir --constraint constraints.txt '.[encodings,otel]'
+RUN /opt/homing/bin/pip install --no-cache-dir --constraint constraints.txt '.[otel]'
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0

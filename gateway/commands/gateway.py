@@ -21,12 +21,14 @@ from gateway.config.config import Config, ConfigError, load_config, parse_config
 from gateway.observability.log_writer import LogWriter
 from gateway.observability.logs import configure_logging, log_event, lost_line
 from gateway.observability.worker_reports import WorkerReports
-from gateway.process.lifecycle import Launch, serve
+from gateway.process.lifecycle import Launch, serve, stop_timeout_s
 from gateway.process.listeners import CannotListen
 from gateway.process.systemd import inherited_sockets
 from gateway.process.workers import for_worker, run_workers
 
 _PR_SET_PDEATHSIG = 1
+WORKER_GRACE_S = 2.0
+"""How long after its own deadline a process of `workers: N` is killed."""
 _NO_BACKENDS = "add some with --backend URL, under `backends`, or with homing backends add"
 
 
@@ -84,7 +86,9 @@ def run(options: argparse.Namespace) -> int:
 def _run(config: Config, options: argparse.Namespace, lines: LogWriter) -> int:
     try:
         if config.workers > 1 and options.worker is None:
-            return asyncio.run(run_workers(config.workers))
+            return asyncio.run(
+                run_workers(config.workers, stop_timeout_s=stop_timeout_s(config) + WORKER_GRACE_S)
+            )
         return _serve(config, options, lines)
     except (ConfigError, ValueError, CannotListen) as error:
         raise UsageError(str(error)) from error

@@ -98,7 +98,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     tracing: TracingSettings = TracingSettings()
     passthrough_paths: tuple[str, ...] = ()
     """Additional paths that are forwarded to a backend: `/v1/images`, or `/v1/images/*` for all paths below
-    it. They are routed by session headers only, and clients can use whatever the engine serves there."""
+    it. They are routed by session headers, and by the `model` in a JSON object or form where a
+    backend serves it; clients can use whatever the engine serves there."""
     reload: ReloadSettings = ReloadSettings()
     workers: int = 1
     """Number of gateway processes that share the port. More than one needs `sessions.store: redis`."""

@@ -14,7 +14,7 @@ import msgspec
 
 _UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _WRONG_VALUE = re.compile(r"Invalid enum value (.*)", re.DOTALL)
-_STEP = re.compile(r"\.(?P<key>[^.\[]+)|\[[^\]]*\]")
+_STEP = re.compile(r"\.(?P<key>[^.\[]+)|\[[^\[\]]*\]")
 MAX_LISTED = 12
 
 

@@ -184,7 +184,8 @@ class RequestHead:
             elif role == _REQUEST_ID:
                 self.request_id = self.request_id or value
             elif role == _ENCODING:
-                self.content_encoding = self.content_encoding or value.decode("latin-1")
+                before, coding = self.content_encoding, value.decode("latin-1")
+                self.content_encoding = coding if before is None else f"{before}, {coding}"
             elif role == _LEVEL:
                 self.asks_for_level = True
             elif role == _CONNECTION:

@@ -66,7 +66,7 @@ DIALECTS: Mapping[str, EngineDialect] = {  # one for each of `settings.ENGINES`
 }
 
 _WORKER_BLOCKS = "homing_worker_kv_blocks"
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'\b([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

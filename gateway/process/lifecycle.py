@@ -2,6 +2,7 @@
 
     SIGTERM, SIGINT   stop: not ready, finish running requests, at the drain deadline end them with an error
     a second one      stop at once
+                      either way, what hangs then (a thread, a name look-up) is left behind at a last deadline
     SIGHUP            read the configuration and the certificates again
 
 Knows nothing of requests: it starts, reloads and stops a `Gateway`.
@@ -15,6 +16,7 @@ import gc
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +41,10 @@ Cycles of this many objects hold a few MB.
 """
 
 
+STOP_OVERDUE_S = 8.0
+"""How long stopping may take besides the notice and the drain timeout; less than service managers add."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What a process is started with, apart from its configuration."""
@@ -59,6 +65,22 @@ def serve(config: Config, launch: Launch) -> int:
     return_large_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Process(config, launch).run())
+
+
+def stop_timeout_s(config: Config) -> float:
+    """Return how long after its signal a gateway may still exist."""
+    return config.leaving_notice_s + config.drain_timeout_s + STOP_OVERDUE_S
+
+
+def end_at_last(timeout_s: float) -> None:
+    """End this process after `timeout_s`, with status 1, if it still exists.
+
+    From a thread, because neither a blocked event loop nor the interpreter, which joins threads at its end,
+    would come to it.
+    """
+    timer = threading.Timer(timeout_s, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 class _Process:
@@ -94,6 +116,7 @@ class _Process:
         notify_ready(os.environ)
         await stop.wait()
         log_event("gateway_leaving", in_flight=gateway.proxy.num_in_flight)
+        end_at_last(stop_timeout_s(gateway.config))
         for watch in (self._config_watch, self._certificate_watch):
             await watch.close()
         await asyncio.gather(*self._reloads, return_exceptions=True)

@@ -5,8 +5,8 @@ socket). What they must agree on is in Redis: bindings, load, operators' orders.
 listener, on consecutive ports; an order given at one of them reaches the others in about a second. Each shows
 the metrics of all (see `worker_reports`).
 
-The parent forwards signals, restarts processes that die, and represents all of them to the service manager:
-it is ready when all are.
+The parent forwards signals, kills what does not end in time, restarts processes that die, and represents all
+of them to the service manager: it is ready when all are.
 """
 
 from __future__ import annotations
@@ -47,16 +47,20 @@ def for_worker(config: Config, number: int) -> Config:
     return msgspec.structs.replace(config, admin=admin)
 
 
-async def run_workers(count: int) -> int:
-    """Start `count` processes with our own arguments, restart any that die, stop all on a signal."""
+async def run_workers(count: int, *, stop_timeout_s: float) -> int:
+    """Start `count` processes with our own arguments, restart any that die, stop all on a signal.
+
+    What still runs `stop_timeout_s` after the signal is killed.
+    """
     with shared_folder() as folder:
-        return await _Workers(count, folder, os.environ).run()
+        return await _Workers(count, folder, os.environ, stop_timeout_s).run()
 
 
 class _Workers:
     """The processes by number. `folder` holds their reports and the sockets on which they report ready."""
 
-    def __init__(self, count: int, folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, count: int, folder: Path, environ: Mapping[str, str], stop_timeout_s: float) -> None:
+        self._stop_timeout_s = stop_timeout_s
         self._count, self._folder, self._environ = count, folder, environ
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
@@ -83,6 +87,7 @@ class _Workers:
         """Forward the signal. A second one is forwarded too: the children then stop at once."""
         if not self._stopping.is_set():
             notify_stopping(self._environ)
+            asyncio.get_running_loop().call_later(self._stop_timeout_s, self._send_to_all, signal.SIGKILL)
         self._stopping.set()
         self._send_to_all(number)
 

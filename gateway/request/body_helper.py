@@ -5,9 +5,10 @@ because msgspec and re hold the interpreter's lock through each call; to hand th
 takes 6 to 35 ms at best, up to 120 on a busy machine (measured with the bodies of
 `tests/bench/bench_large_bodies.py`). That process starts with the first large body and ends with us.
 
-Invariant: a body gives the same facts in either place; the parser is pure, and both have the same options and
-secret. A helper that dies costs the requests that wait for it a 503, never the gateway its life: what made
-the helper run out of memory must not be tried here. Where no process can be started, bodies are parsed here.
+Invariants. A body gives the same facts in either place; the parser is pure, and both have the same options
+and secret. The helper has one body at a time, and a deadline for it: when it is overdue it is killed. That or
+its death costs the request with this body a 503, and nobody else: the next body starts a new helper. What
+made it run out of memory must not be tried here. Where no process can be started, bodies are parsed here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from multiprocessing.process import BaseProcess
 from typing import Final
 
 from gateway.errors import Overloaded
@@ -32,6 +34,8 @@ from gateway.wire.facts import FactsParser, IsSuspect, ParseOptions, is_read_who
 from gateway.wire.settings import KeySettings
 
 START_TIMEOUT_S: Final = 30.0
+READ_TIMEOUT_S: Final = 10.0
+"""For one body. The largest that is allowed by default, 64 MiB, takes 1.5 s of CPU."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -73,63 +77,84 @@ class FactsReader:
     async def read_apart(
         self, api: Api, raw_headers: RawHeaders, body: bytes, options: ParseOptions
     ) -> RequestFacts:
-        """The same in the helper process. Raises Overloaded when it has died."""
-        executor = await self._helper.executor()
-        if executor is None:
-            return self.parser.parse(api, raw_headers, body, **options)
-        job = partial(_parse, self._plan, api, tuple(raw_headers), body, options)
-        return await self._helper.run(executor, job)
+        """The same in the helper process. Raises Overloaded when it has died or is overdue."""
+        return await self._helper.read(partial(_parse, self._plan, api, tuple(raw_headers), body, options))
 
 
 class BodyHelper:
     """The helper process of one gateway."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, read_timeout_s: float = READ_TIMEOUT_S) -> None:
         """Starts nothing."""
+        self._read_timeout_s = read_timeout_s
         self._executor: ProcessPoolExecutor | None = None
-        self._starting = asyncio.Lock()
+        self._process: BaseProcess | None = None
+        self._reading = asyncio.Lock()
         self._is_impossible = False
 
-    async def executor(self) -> ProcessPoolExecutor | None:
-        """The running process, started where needed. None: this machine lets us start none."""
-        async with self._starting:
-            if self._executor is None and not self._is_impossible:
-                try:
-                    self._executor = await asyncio.to_thread(_start)
-                except (OSError, ImportError, TimeoutError, BrokenProcessPool) as error:
-                    log_event("body_helper_impossible", error=str(error))
-                    self._is_impossible = True
-            return self._executor
+    async def read(self, job: Callable[[], RequestFacts]) -> RequestFacts:
+        """Run `job` in the process when those before it are done, or here where there can be none.
 
-    async def run(self, executor: ProcessPoolExecutor, job: Callable[[], RequestFacts]) -> RequestFacts:
-        """Run `job` there. Raises what it raises; Overloaded when the process has died meanwhile."""
+        Raises what it raises; Overloaded when the process has died or was overdue.
+        """
+        await self._reading.acquire()
+        reading = asyncio.ensure_future(self._read(job))
+        reading.add_done_callback(self._next)
+        return await asyncio.shield(reading)  # a client that leaves frees no process that still reads
+
+    def _next(self, reading: asyncio.Future[RequestFacts]) -> None:
+        self._reading.release()
+        if not reading.cancelled():
+            reading.exception()  # seen, also where the client has left
+
+    async def _read(self, job: Callable[[], RequestFacts]) -> RequestFacts:
+        executor = await self._started()
+        if executor is None:
+            return job()
+        facts = asyncio.get_running_loop().run_in_executor(executor, job)
+        executor.submit(os.getpid)  # its queue keeps the last thing sent: let that not be the body
         try:
-            facts = asyncio.get_running_loop().run_in_executor(executor, job)
-            executor.submit(os.getpid)  # its queue keeps the last thing sent: let that not be the body
-            return await facts
-        except BrokenProcessPool as error:
-            if self._executor is executor:
-                self._executor = None  # the next body starts a new one
-                log_event("body_helper_died")
-            raise Overloaded("the process that reads large bodies has died; it starts anew") from error
+            async with asyncio.timeout(self._read_timeout_s):
+                return await facts
+        except (BrokenProcessPool, TimeoutError) as error:
+            is_overdue = isinstance(error, TimeoutError)
+            log_event("body_helper_overdue" if is_overdue else "body_helper_died")
+            await self.close()  # the next body starts a new one
+            raise Overloaded(
+                f"the body was not read within {self._read_timeout_s:g} s"
+                if is_overdue
+                else "the process that reads large bodies has died; it starts anew"
+            ) from error
+
+    async def _started(self) -> ProcessPoolExecutor | None:
+        if self._executor is None and not self._is_impossible:
+            try:
+                self._executor, self._process = await asyncio.to_thread(_start)
+            except (OSError, ImportError, TimeoutError, BrokenProcessPool) as error:
+                log_event("body_helper_impossible", error=str(error))
+                self._is_impossible = True
+        return self._executor
 
     async def close(self) -> None:
-        """End the process; waits for the body that it is at."""
+        """Kill the process, whatever it is at."""
         executor, self._executor = self._executor, None
-        if executor is not None:
+        process, self._process = self._process, None
+        if executor is not None and process is not None:
+            process.kill()
             await asyncio.to_thread(executor.shutdown, cancel_futures=True)
 
 
-def _start() -> ProcessPoolExecutor:
+def _start() -> tuple[ProcessPoolExecutor, BaseProcess]:
     """Start the process and wait until it is ready. Blocks."""
     context = multiprocessing.get_context("spawn")  # a fork would inherit sockets, threads and the event loop
     executor = ProcessPoolExecutor(1, mp_context=context, initializer=_prepare)
     try:
-        executor.submit(os.getpid).result(START_TIMEOUT_S)
+        pid = executor.submit(os.getpid).result(START_TIMEOUT_S)
+        (process,) = (child for child in multiprocessing.active_children() if child.pid == pid)
     except BaseException as error:
         executor.shutdown(wait=isinstance(error, BrokenProcessPool))  # what has died is soon reaped
         raise
-    return executor
+    return executor, process
 
 
 # -- in the helper

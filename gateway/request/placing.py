@@ -10,12 +10,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from gateway.errors import BadRequest
 from gateway.request.parts import ProxyParts
 from gateway.request.turn import Turn, Waiting
 from gateway.routing.makers import check_maker, decide_for_maker
 from gateway.sessions.store import Unknown
-from gateway.values import Affinity, BackendId, Decision
+from gateway.values import Affinity, Api, BackendId, Decision
 
 MAX_BINDING_RACES: Final = 3
 """How often one request may find that another bound its session first, before it goes on unpinned."""
@@ -37,6 +39,9 @@ class Placer:
 
     def look_up(self, turn: Turn) -> Waiting | None:
         facts = turn.facts
+        if facts.api is Api.OTHER and not self._router.knows_model(facts.model):
+            # on a passed-through path the name may mean something else
+            turn.facts = facts = msgspec.structs.replace(facts, model=None)
         key, answer_key = facts.session_key, facts.answer_key
         if answer_key is not None or facts.object_keys:
             return self._look_up_objects(turn)

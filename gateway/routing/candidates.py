@@ -157,6 +157,10 @@ class Candidates:
             return False
         return model is None or backend.models is None or model in backend.models
 
+    def knows(self, model: str | None) -> bool:
+        """Whether a backend of the fleet, fit or not, serves the model."""
+        return any(self.serves(slot, model) for slot in self.slot_of.values())
+
     def for_model(self, model: str | None) -> ModelBackends:
         """Return the usable backends for a model. Raises NoBackend (empty fleet) or ModelNotFound."""
         usable = self._by_model.get(model)

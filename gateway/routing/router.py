@@ -79,7 +79,7 @@ class Router:
         self._lives: list[int] = []  # by slot: how many backends have had it before
         slow_start = SlowStart()
         self._selector = Selector(self._candidates, slow_start)
-        self.could_take = self._selector.could_take
+        self.could_take, self.knows_model = self._selector.could_take, self._candidates.knows
         self._books = Bookkeeping(
             self._candidates,
             self._costs,

@@ -3,11 +3,14 @@
 Each body is decoded once and partially: names and small values are read, messages stay raw bytes. Refused
 with 400 (and the field, if there is one): not JSON (RFC 8259: no NaN, no byte order mark), not an object, no
 model, no messages. The engine judges everything else. If a name occurs twice, the last value counts, as in
-engines' parsers. Invariant: any bytes give a `Body` or BadRequest.
+most engines' parsers. The model decides on access and must be the one that the engine reads: where parsers
+differ about it (given twice, or in capitals, which Go reads as the same name) the body is refused. Invariant:
+any bytes give a `Body` or BadRequest.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -49,8 +52,22 @@ class Body(msgspec.Struct, kw_only=True, gc=False):
     text: bytes = b""  # completions `prompt`, Responses `input` as a string, SGLang `text`
 
 
+class _AnyClass(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+class _Model(metaclass=_AnyClass):
+    """Marks the fields that `BodyDecoder._see_model` is shown, each time they occur."""
+
+
+_MODEL_IN_CAPITALS: Final = [
+    "".join(spelling) for spelling in itertools.product(*[(char, char.upper()) for char in "model"])
+][1:]
+
+
 class _ChatBody(msgspec.Struct):
-    model: str
+    model: _Model
     messages: list[Raw]
     stream: bool | None = None
     stream_options: Raw = ABSENT
@@ -60,7 +77,7 @@ class _ChatBody(msgspec.Struct):
 
 
 class _MessagesBody(msgspec.Struct):
-    model: str
+    model: _Model
     messages: list[Raw]
     stream: bool | None = None
     tools: Raw = ABSENT
@@ -69,7 +86,7 @@ class _MessagesBody(msgspec.Struct):
 
 
 class _ResponsesBody(msgspec.Struct):
-    model: str
+    model: _Model
     input: str | list[Raw] | None = None
     stream: bool | None = None
     tools: Raw = ABSENT
@@ -82,6 +99,17 @@ class _StreamOptions(msgspec.Struct):
 
 
 _STREAM_OPTIONS_DECODER: Final = msgspec.json.Decoder(_StreamOptions)
+
+
+class _ShallowBody(msgspec.Struct):
+    """Of the other APIs, and of bodies with too many items: its other fields are those of `_SHALLOW`."""
+
+    model: _Model = None  # type: ignore[assignment]  # absent
+
+
+_LIMIT_FIELDS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_NOTHING: Final = (b"", b"null")
+_SHALLOW: Final = ("messages", "prompt", "input", "text", "stream", "stream_options", *_LIMIT_FIELDS)
 
 # Keyed by value and looked up with `_value_`, because the hash of an Enum member is slow Python code.
 _FULL: Final[dict[str, type[msgspec.Struct]]] = {
@@ -103,7 +131,6 @@ _TEXT_FIELD: Final = {
     Api.RESPONSES.value: "input",
     Api.GENERATE.value: "text",
 }
-_LIMIT_FIELDS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
 class BodyDecoder:
@@ -112,15 +139,30 @@ class BodyDecoder:
     def __init__(self, names: Sequence[str], *, max_items: int) -> None:
         self.names = tuple(names)
         self._max_items = max_items
+        self._num_models = 0  # seen in the body that is being decoded
         attributes = [f"name_{index}" for index in range(len(self.names))]
         self._names_of: Callable[[Any], tuple[Raw, ...]] = _tuple_getter(attributes)
-        fields: list[tuple[str, type, Any]] = [(attribute, Raw, ABSENT) for attribute in attributes]
         rename = dict(zip(attributes, self.names, strict=True))
-        self._full = {
-            api: msgspec.json.Decoder(msgspec.defstruct(base.__name__, fields, bases=(base,), rename=rename))
-            for api, base in _FULL.items()
-        }
-        self._shallow = msgspec.json.Decoder(dict[str, Raw])
+        self._full = {api: self._decoder(base, rename) for api, base in _FULL.items()}
+        members = tuple(dict.fromkeys([*_SHALLOW, *self.names]))
+        self._members = {f"member_{index}": name for index, name in enumerate(members)}
+        self._shallow = self._decoder(_ShallowBody, self._members)
+
+    def _decoder(self, base: type[msgspec.Struct], rename: dict[str, str]) -> msgspec.json.Decoder[Any]:
+        """Return a decoder for `base` with more fields, named by attribute."""
+        fields: list[tuple[str, Any, Any]] = [(attribute, Raw, ABSENT) for attribute in rename]
+        spellings = {f"model_{index}": name for index, name in enumerate(_MODEL_IN_CAPITALS)}
+        fields += [(attribute, _Model, None) for attribute in spellings]
+        struct = msgspec.defstruct(base.__name__, fields, bases=(base,), rename=rename | spellings)
+        return msgspec.json.Decoder(struct, dec_hook=self._see_model)
+
+    def _see_model(self, _: type, value: object) -> object:
+        self._num_models += 1
+        if self._num_models > 1:
+            raise ValueError("the model is given twice")
+        if value is not None and value.__class__ is not str:
+            raise ValueError("Expected `str`")
+        return value
 
     def decode(self, api: Api, body: bytes) -> Body:
         """Return what routing needs of `body`. Raises BadRequest. O(len(body)); copies only messages."""
@@ -137,9 +179,12 @@ class BodyDecoder:
         except RecursionError as error:
             raise BadRequest("the body is nested too deeply") from error
         try:
-            return self._decode(api, repaired)
+            result = self._decode(api, repaired)
         except (msgspec.DecodeError, RecursionError) as error:
             raise _refused(error) from error
+        if result.model is not None and "\ufffd" in result.model:
+            raise BadRequest("the field `model` has half a character", param="model")
+        return result
 
     def from_query(self, query: str) -> Body:
         """Return the body that a query stands for, with its parameters as members.
@@ -159,6 +204,7 @@ class BodyDecoder:
         )
 
     def _decode(self, api: Api, body: bytes) -> Body:
+        self._num_models = 0
         decoder = self._full.get(api._value_)
         if decoder is None or (len(body) > MAX_UNCOUNTED_BYTES and body.count(b",") > self._max_items):
             return self._from_members(api, self._shallow.decode(body))
@@ -187,16 +233,20 @@ class BodyDecoder:
             result.max_output_tokens = _count(parsed.max_output_tokens)
         return result
 
-    def _from_members(self, api: Api, members: dict[str, Raw]) -> Body:
+    def _from_members(self, api: Api, parsed: Any) -> Body:
+        members: dict[str, Raw] = {
+            name: value
+            for attribute, name in self._members.items()
+            if (value := getattr(parsed, attribute)) is not ABSENT
+        }
         for name in _REQUIRED.get(api._value_, ()):
-            if bytes(members.get(name, ABSENT)) in (b"", b"null"):
+            if (parsed.model is None) if name == "model" else bytes(members.get(name, ABSENT)) in _NOTHING:
                 raise BadRequest(f"the field `{name}` is missing", param=name)
         if "messages" in members and api._value_ in _FULL and bytes(members["messages"])[:1] != b"[":
             raise BadRequest("the field `messages` must be a list", param="messages")
-        model = members.get("model", ABSENT)
         limits = (_count(members[name]) for name in _LIMIT_FIELDS if name in members)
         return Body(
-            model=None if bytes(model) in (b"", b"null") else _checked_model(_model_text(bytes(model))),
+            model=None if parsed.model is None else _checked_model(parsed.model),
             is_stream=_flag(bytes(members.get("stream", ABSENT))),
             stream_options=bytes(members.get("stream_options", ABSENT)),
             max_output_tokens=next(limits, None),
@@ -257,19 +307,14 @@ def _refused(error: Exception) -> BadRequest:
     return BadRequest(f"the body was refused: {error}", param=found.group(1))
 
 
-def _checked_model(model: str) -> str:
+def _checked_model(model: str | None) -> str:
+    if model is None:
+        raise BadRequest("the field `model` is missing", param="model")
     if not model.strip():
         raise BadRequest("the field `model` is empty", param="model")
     if len(model) > _MAX_MODEL_LENGTH:
         raise BadRequest(f"the field `model` is longer than {_MAX_MODEL_LENGTH} characters", param="model")
     return model
-
-
-def _model_text(value: bytes) -> str:
-    try:
-        return msgspec.json.decode(value, type=str)
-    except msgspec.DecodeError as error:
-        raise BadRequest("the field `model` must be a string", param="model") from error
 
 
 def _flag(value: bytes) -> bool:

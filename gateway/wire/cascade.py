@@ -63,7 +63,7 @@ class Names(msgspec.Struct, frozen=True, gc=False):
 
 # vLLM and SGLang name a request by these, and abort or mix up two of the same name.
 _ENGINE_NAMES: Final = ("request_id", "rid")
-_UNSET: Final = (b"", b"null")
+_UNSET: Final = (b"", b"null", b'""')
 
 
 class KeyCascade:
@@ -156,20 +156,22 @@ class KeyCascade:
         return None if value is None else self._session(names, value, KeySource.COOKIE, self._cookie_name)
 
     def answer_key(self, names: Names) -> SessionKey | None:
-        """Return the key of the stored response that a request continues, whatever its session key is."""
-        value = object_id_in(bytes(names.body.names[self._response_position]))
-        return None if not value else self._hasher.response_key(names.tenant, to_bytes(value))
+        """Return the key of the stored response that a request continues, whatever its session key is.
+
+        Access to the response depends on it, so an id that could name no session has a key all the same.
+        """
+        value = _object_id(names, self._response_position)
+        return None if value is None else self._hasher.response_key(names.tenant, value)
 
     def _conversation_keys(self, names: Names) -> tuple[SessionKey, ...]:
         """Return the key that the conversation of a response has if an engine keeps it."""
-        value = object_id_in(bytes(names.body.names[self._conversation_position]))
-        if not value:
-            return ()
-        return (self._hasher.object_key(names.tenant, CONVERSATION.name, to_bytes(value)),)
+        value = _object_id(names, self._conversation_position)
+        return () if value is None else (self._hasher.object_key(names.tenant, CONVERSATION.name, value),)
 
     def _by_response_id(self, names: Names) -> Key | None:
-        value = self._value(names, "previous_response_id", self._response_position)
-        key = None if value is None else self.answer_key(names)
+        if self._value(names, "previous_response_id", self._response_position) is None:
+            return None
+        key = self.answer_key(names)
         return None if key is None else Key(key, KeySource.RESPONSE_ID, is_bucket=False)
 
     def _by_bucket(self, names: Names) -> Key | None:
@@ -192,3 +194,13 @@ class KeyCascade:
         else:
             key = self._hasher.hex_key(b"session:", names.scope, value)
         return Key(SessionKey(key), source, is_bucket=False, name=name)
+
+
+def _object_id(names: Names, position: int) -> bytes | None:
+    """Return the id that a field gives to an engine's object, None if it gives none. What no engine would
+    take for an id gives one all the same, which nothing has."""
+    value = bytes(names.body.names[position])
+    if value in _UNSET:
+        return None
+    text = object_id_in(value)
+    return value if text is None else to_bytes(text)

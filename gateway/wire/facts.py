@@ -2,8 +2,9 @@
 
 Ties the parts together: which body is read (`bodies`), what its prompt is (`prompts`), which key it has
 (`cascade`), and what the turn before has told already (`conversations`). Invariant: pure, and total: any
-bytes give facts or an error with a 4xx status. A body in a content encoding that cannot be opened here still
-travels; its facts come from the headers alone. Knows nothing of backends.
+bytes give facts or an error with a 4xx status. Whether a request may be served depends on its facts, so a
+body in a content encoding that cannot be opened is refused. Only passed-through paths may carry anything: a
+body from which no single model can be read names none there. Knows nothing of backends.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypedDict
 
-from gateway.errors import UnsupportedMediaType
+from gateway.errors import BadRequest, GatewayError
 from gateway.values import Api, KeySource, RequestFacts, SessionKey
 from gateway.wire.bodies import Body, BodyDecoder, asks_for_no_usage
 from gateway.wire.cascade import Identity, KeyCascade
 from gateway.wire.conversations import MIN_BYTES, Conversations, Found, Reading, Request, is_same_scope
 from gateway.wire.encodings import decode_body
-from gateway.wire.forms import RawHeaders, model_of_form
+from gateway.wire.forms import RawHeaders, is_multipart, model_of_form
 from gateway.wire.keys import IdentityFinder, KeyHasher, Marks, to_bytes
 from gateway.wire.objects import (
     FILE,
@@ -38,9 +39,11 @@ from gateway.wire.settings import KeySettings
 _CACHELESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.MODELS.value, Api.AUDIO.value})
 _WITH_OBJECTS: Final = frozenset({Api.OBJECTS.value, Api.MESSAGE_BATCHES.value, Api.RESPONSES.value})
 _CONVERSATIONS: Final = frozenset({Api.CHAT.value, Api.MESSAGES.value, Api.RESPONSES.value})
-_BODYLESS: Final = frozenset({Api.MODELS.value, Api.OTHER.value})
+_BODYLESS: Final = frozenset({Api.MODELS.value, Api.REALTIME.value})
 _TELLS_IF_ASKED: Final = frozenset({Api.CHAT.value, Api.COMPLETIONS.value})
-_PROMPTLESS: Final = frozenset({Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.AUDIO.value})
+_PROMPTLESS: Final = frozenset(
+    {Api.EMBEDDINGS.value, Api.RERANK.value, Api.TOKENIZE.value, Api.AUDIO.value, Api.OTHER.value}
+)
 
 _PROBE_BYTES: Final = 128  # of a message of one word, in any form
 
@@ -110,17 +113,20 @@ class FactsParser:
     ) -> RequestFacts:
         """Return the facts of one request; `path` is the matched route's path.
 
-        Raises BadRequest if no engine could serve the body, BodyTooLarge if a compressed body decodes to more
-        than the limit.
+        Raises BadRequest if no engine could serve the body or two could read it differently, BodyTooLarge if
+        a compressed body decodes to more than the limit, UnsupportedMediaType.
         """
         place = place_of(path) if api._value_ in _WITH_OBJECTS else None
         if place is not None and place.kind is RESPONSE:
             assert place.object_id is not None
             return self._stored_response(tenant, place.object_id)
         if place is not None:
-            return self._about_object(place, tenant, body, content_encoding)
+            return self._about_object(place, tenant, raw_headers, body, content_encoding)
         marks = self._finder.marks(raw_headers)
-        content = self._content(api, body, content_encoding)
+        if api is Api.OTHER:
+            body_read = self._passed_through(raw_headers, body, content_encoding)
+            return _facts(api, tenant, self._read(api, marks, tenant, body_read), is_cacheless=False)
+        content = self._content(api, raw_headers, body, content_encoding)
         if content is not None and api._value_ in _CONVERSATIONS:
             request = Request(api, marks, content, self._hasher.scope(tenant, None).seed)
             reading = self._read_conversation(request, tenant)
@@ -144,12 +150,17 @@ class FactsParser:
         )
 
     def _about_object(
-        self, place: Place, tenant: str, body: bytes, content_encoding: str | None
+        self,
+        place: Place,
+        tenant: str,
+        raw_headers: RawHeaders,
+        body: bytes,
+        content_encoding: str | None,
     ) -> RequestFacts:
         """Return facts for a request about objects that engines keep: who made them must have it."""
         named = [] if place.object_id is None else [(place.kind.name, place.object_id)]
         if body and not place.takes_form:
-            named += named_objects(place, self._opened(body, content_encoding))
+            named += named_objects(place, self._opened(place.kind.api, raw_headers, body, content_encoding))
         return RequestFacts(
             api=place.kind.api,
             tenant=tenant,
@@ -158,27 +169,51 @@ class FactsParser:
             sets_binding=False,
         )
 
-    def _content(self, api: Api, body: bytes, encoding: str | None) -> bytes | None:
-        """Return the body as JSON or form; None where it tells nothing or cannot be opened."""
+    def _passed_through(self, raw_headers: RawHeaders, body: bytes, encoding: str | None) -> Body:
+        """Return the model of a body that may be anything."""
+        try:
+            content = self._content(Api.OTHER, raw_headers, body, encoding)
+            return Body(model=self._decode(Api.OTHER, raw_headers, content, "").model)
+        except GatewayError:
+            return Body()
+
+    def _content(self, api: Api, raw_headers: RawHeaders, body: bytes, encoding: str | None) -> bytes | None:
+        """Return the body as JSON or form; None where it tells nothing."""
         if api._value_ in _BODYLESS:
             return None
-        try:
-            return self._opened(body, encoding)
-        except UnsupportedMediaType:
-            return None
+        return self._opened(api, raw_headers, body, encoding)
 
-    def _opened(self, body: bytes, encoding: str | None) -> bytes:
+    def _opened(self, api: Api, raw_headers: RawHeaders, body: bytes, encoding: str | None) -> bytes:
+        """Return the body without its content encoding."""
         if encoding is None or encoding.strip().lower() in ("", "identity"):
             return body
-        return decode_body(body, encoding, max_bytes=self._max_decoded_bytes)
+        content = decode_body(body, encoding, max_bytes=self._max_decoded_bytes)
+        self._check_reads_one_way(api, raw_headers, body)
+        return content
+
+    def _check_reads_one_way(self, api: Api, raw_headers: RawHeaders, body: bytes) -> None:
+        """Raise BadRequest if a compressed body also makes sense as it is: engines may not decode it."""
+        body = body.lstrip()
+        if body[:1] not in (b"{", b"-"):
+            return
+        try:
+            read = self._decode(api, raw_headers, body, "")
+        except BadRequest:
+            return
+        if body[:1] == b"{" or read.model is not None:
+            raise BadRequest("the body is JSON or a form, though it has a content encoding")
 
     def _decode(self, api: Api, raw_headers: RawHeaders, content: bytes | None, query: str) -> Body:
         if api is Api.REALTIME:
             return self._decoder.from_query(query)
         if content is None:
             return Body()
-        if api is Api.AUDIO and content[:1] != b"{":
-            return Body(model=model_of_form(raw_headers, content))
+        if api is Api.AUDIO or api is Api.OTHER:
+            model = model_of_form(raw_headers, content)
+            if content[:1] != b"{" or is_multipart(raw_headers):
+                return Body(model=model)
+            if model is not None:
+                raise BadRequest("the body is JSON and a form", param="model")
         return self._decoder.decode(api, content)
 
     def _read_conversation(self, request: Request, tenant: str) -> Reading:
@@ -285,4 +320,5 @@ def is_read_whole(api: Api, body: bytes, content_encoding: str | None) -> bool:
     """Whether parse time grows with the body: not if headers or the structure of a form suffice."""
     if api._value_ in _BODYLESS:
         return False
-    return api not in (Api.AUDIO, Api.OBJECTS) or body[:1] == b"{" or content_encoding is not None
+    is_form = api is Api.AUDIO or api is Api.OTHER or api is Api.OBJECTS
+    return not is_form or body[:1] == b"{" or content_encoding is not None

@@ -25,8 +25,8 @@ _STRING: Final = msgspec.json.Decoder(str)
 _BY_RANK: Final = itemgetter(0)
 _AUXILIARY: Final = "auxiliary="  # followed by the only value that counts, if not all do
 
-# Claude Code, older bodies: user_<hash>_account_<id>_session_<uuid>
-_SESSION_SUFFIX: Final = re.compile(r"_session_([^\s{}\"]+)\Z")
+_SESSION_MARK: Final = "_session_"  # Claude Code, older bodies: user_<hash>_account_<id>_session_<uuid>
+_NO_ID: Final = re.compile(r"[\s{}\"]")
 
 
 Marks = tuple[tuple[int | str, bytes], ...]
@@ -196,8 +196,8 @@ def session_part(value: bytes) -> str | None:
         return None
     if text.lstrip().startswith("{"):
         return _string(_member(to_bytes(text), "session_id"))
-    found = _SESSION_SUFFIX.search(text)
-    return found.group(1) if found else None
+    _, mark, session = text.rpartition(_SESSION_MARK)
+    return session if mark and not _NO_ID.search(session) else None
 
 
 def object_id_in(value: bytes) -> str | None:

@@ -20,7 +20,7 @@ _MESSAGE: Final = msgspec.json.Decoder(dict[str, object])
 _PARTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 # Matches only an object key: inside a string its quotes would be escaped.
-_CACHE_CONTROL: Final = re.compile(rb',?\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)')
+_CACHE_CONTROL: Final = re.compile(rb'"cache_control"\s*:\s*(?:\{[^{}]*\}|null)')
 
 
 class _Part(msgspec.Struct):
@@ -73,7 +73,14 @@ def content_texts(content: bytes) -> list[str]:
 
 def without_cache_control(value: bytes) -> bytes:
     """Return the JSON bytes without `cache_control` members, which clients move from turn to turn."""
-    return _CACHE_CONTROL.sub(b"", value) if b'"cache_control"' in value else value
+    if b'"cache_control"' not in value:
+        return value
+    kept, start = [], 0
+    for found in _CACHE_CONTROL.finditer(value):
+        before = value[start : found.start()].rstrip()
+        kept.append(before.removesuffix(b","))
+        start = found.end()
+    return b"".join([*kept, value[start:]])
 
 
 def canonical_message(message: bytes) -> bytes:

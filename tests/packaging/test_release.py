@@ -31,7 +31,7 @@ HEAVY = {
     "safetensors",
     "gguf",
 }
-RUNTIME_EXTRAS = ("", "engine", "encodings", "grammar", "otel", "plot")
+RUNTIME_EXTRAS = ("", "engine", "grammar", "otel", "plot")
 
 # Permissive, or copyleft by file only (MPL): what puts no conditions on Apache-2.0 code beside it.
 ALLOWED = re.compile(r"BSD|MIT|ISC|Zlib|Apache|PSF|Python Software Foundation|MPL|Mozilla Public")

@@ -76,15 +76,16 @@ async def test_a_compressed_body_keeps_its_session_and_its_bytes(world: GatewayW
         assert (request.body, request.header("content-encoding")) == (body, encoding), name
 
 
-async def test_an_unknown_encoding_travels_without_a_key(world: GatewayWorld) -> None:
-    """What cannot be opened here may be known to the engine; headers still name the session."""
-    for backend in world.backends:
-        backend.default = respond()
-    headers = {"content-encoding": "lz4", "x-session-id": "s-1"}
-    answer = await world.client.post(CHAT, content=b"\x04\x22opaque", headers=headers)
-    assert answer.headers["x-homing-key-source"] == "header"
-    (request,) = [one for backend in world.backends for one in backend.requests]
-    assert request.body == b"\x04\x22opaque"
+async def test_an_unknown_encoding_is_refused(world: GatewayWorld) -> None:
+    """S03, G08: what cannot be read cannot be judged: 415 in the dialect. No header hides another."""
+    for encodings in (["lz4"], ["gzip, lz4"], ["identity", "lz4"], ["", "lz4"]):
+        headers = [("x-session-id", "s-1"), *[("content-encoding", one) for one in encodings]]
+        for body in (_chat("s-1"), b"\x04\x22opaque"):
+            answer = await world.client.post(CHAT, content=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-encoding")
+    answer = await world.client.post("/v1/messages", content=b"{}", headers={"content-encoding": "lz4"})
+    assert (answer.status_code, answer.json()["type"]) == (415, "error")
+    assert not world.served()
 
 
 async def test_bombs_are_refused_whole() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from fakes.gateway_world import GatewayWorld
 
+from gateway.errors import BodyTooLarge, Overloaded
 from gateway.request.body_helper import BodyHelper, FactsReader, ParserPlan
 from gateway.values import Api, RequestFacts
 from gateway.wire.facts import ParseOptions
@@ -71,13 +72,14 @@ async def test_facts_are_the_same_in_either_place(reader: FactsReader) -> None:
         (Api.CHAT, 500, None, False),
         (Api.CHAT, 1_000, None, True),
         (Api.CHAT, 0, "identity", True),
-        (Api.OTHER, 1_000, None, False),
+        (Api.OTHER, 1_000, None, True),
+        (Api.MODELS, 1_000, None, False),
     ],
 )
 async def test_only_what_takes_long_starts_the_process(
     reader: FactsReader, api: Api, padding: int, content_encoding: str | None, is_large: bool
 ) -> None:
-    """An encoded body is judged by the most that may come out of it, a passed-through one is not read."""
+    """An encoded body is judged by the most that may come out of it; one that tells nothing is not read."""
     body = b'{"model":"m","messages":[]%b}' % (b" " * padding)
     await read(reader, api, [], body, _options(content_encoding))
     assert bool(multiprocessing.active_children()) is is_large
@@ -174,6 +176,83 @@ async def test_a_helper_that_dies_costs_one_answer() -> None:
         assert lost.headers["retry-after"] == "1"
         assert (await world.client.post(CHAT, content=_body())).status_code == 200
         world.assert_idle()
+
+
+async def test_an_overdue_helper_is_replaced() -> None:
+    """S04: the body that holds it costs its own request a 503; those behind it are read, by a new helper."""
+    helper = BodyHelper(read_timeout_s=1.0)
+    reader = FactsReader(PLAN, helper, inline_bytes=1_000, is_suspect=lambda *_: False)
+    try:
+        await read(reader, Api.CHAT, [], _body(), _options())
+        (held,) = multiprocessing.active_children()
+        assert held.pid is not None
+        os.kill(held.pid, signal.SIGSTOP)
+        first, *others = await asyncio.gather(
+            *[read(reader, Api.CHAT, [], _body(), _options()) for _ in range(3)], return_exceptions=True
+        )
+        assert isinstance(first, Overloaded)
+        assert "within 1 s" in str(first)
+        assert [one.model for one in others if isinstance(one, RequestFacts)] == ["fake-model"] * 2
+        assert held not in multiprocessing.active_children()
+    finally:
+        await helper.close()
+
+
+async def test_a_client_that_leaves_does_not_let_its_body_be_joined() -> None:
+    """The helper reads on, so the next body waits for it; nor does a wave of leaving clients restart it."""
+    helper = BodyHelper(read_timeout_s=30.0)
+    reader = FactsReader(PLAN, helper, inline_bytes=1_000, is_suspect=lambda *_: False)
+    try:
+        await read(reader, Api.CHAT, [], _body(), _options())
+        (process,) = multiprocessing.active_children()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        leaving = [asyncio.ensure_future(read(reader, Api.CHAT, [], _body(), _options())) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for one in leaving:
+            one.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        staying = asyncio.ensure_future(read(reader, Api.CHAT, [], _body(), _options()))
+        await asyncio.sleep(0.05)
+        assert not staying.done()
+        os.kill(process.pid, signal.SIGCONT)
+        assert (await staying).model == "fake-model"
+        assert multiprocessing.active_children() == [process]
+    finally:
+        await helper.close()
+
+
+async def test_closing_waits_for_no_body() -> None:
+    """S04: a helper that is held is killed."""
+    helper = BodyHelper()
+    reader = FactsReader(PLAN, helper, inline_bytes=1_000, is_suspect=lambda *_: False)
+    await read(reader, Api.CHAT, [], _body(), _options())
+    (process,) = multiprocessing.active_children()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    reading = asyncio.ensure_future(read(reader, Api.CHAT, [], _body(), _options()))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(5):
+        await helper.close()
+    assert multiprocessing.active_children() == []
+    with pytest.raises(Overloaded):
+        await reading
+
+
+async def test_a_refused_bomb_leaves_the_helper_small(reader: FactsReader) -> None:
+    """It once took 529 MB there to find that a body is too large."""
+    await read(reader, Api.CHAT, [], _body(), _options())
+    (process,) = multiprocessing.active_children()
+    before_kb = _peak_kb(process.pid)
+    bomb = gzip.compress(bytes(PLAN.max_decoded_bytes + (8 << 20)), 1) + b"x" * (1 << 20)
+    with pytest.raises(BodyTooLarge):
+        await read(reader, Api.CHAT, [], bomb, _options("gzip"))
+    assert _peak_kb(process.pid) - before_kb < (PLAN.max_decoded_bytes + (32 << 20)) // 1024
+
+
+def _peak_kb(pid: int | None) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 @pytest.fixture

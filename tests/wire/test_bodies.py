@@ -159,9 +159,34 @@ def test_repairing_half_characters_is_bounded_in_size(parse: Parse) -> None:
         parse(half % (b"x" * (4 << 20)))
 
 
-def test_a_half_character_in_the_model_is_still_a_model(parse: Parse) -> None:
-    """It is repaired for routing; an unknown model is then answered as such."""
-    assert parse(b'{"model":"m\\ud83d","messages":[]}').model == "m\ufffd"
+def test_a_half_character_in_the_model_is_refused(parse: Parse) -> None:
+    """No engine can be asked for the model that would be left after a repair."""
+    with pytest.raises(BadRequest) as caught:
+        parse(b'{"model":"m\\ud83d","messages":[]}')
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize("api", JSON_APIS)
+@pytest.mark.parametrize(
+    "members",
+    [
+        b'"model":"a","model":"b"',
+        b'"model":"b","model":"b"',
+        b'"model":"a","mod\\u0065l":"b"',
+        b'"\\u006dodel":"a","model":"b"',
+        b'"model":"a","Model":"b"',
+        b'"MODEL":"a","model":"b"',
+        b'"mOd\\u0045l":"a","model":"b"',
+        b'"model":"a","model":null',
+    ],
+)
+def test_a_model_given_twice_is_refused(parse: Parse, api: Api, members: bytes) -> None:
+    """S01: some parsers take the first, others the last, and Go's take other spellings too."""
+    for filler in (b"", b",".join([b"{}"] * 400_000)):
+        with pytest.raises(BadRequest) as caught:
+            parse(b'{%b,"messages":[%b],"prompt":"x","input":"x"}' % (members, filler), api=api)
+        assert caught.value.param
+        assert caught.value.param.lower() == "model"
 
 
 @pytest.mark.parametrize(

