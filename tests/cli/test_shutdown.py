@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -183,3 +186,56 @@ async def test_all_processes_reload_and_leave_together(tmp_path: Path) -> None:
             assert len(gateway.events("worker_died")) == 1
         told = [heard.recv(1000).split(b"=")[0].decode() for _ in range(3)]
         assert told == ["RELOADING", "READY", "STOPPING"]
+
+
+async def test_a_held_helper_holds_nobody(tmp_path: Path) -> None:
+    """S04: the process that reads large bodies stands still; SIGTERM ends the gateway all the same."""
+    body = {**BODY, "messages": [{"role": "user", "content": "x" * 5_000}]}
+    async with ProbedBackend() as backend:
+        backends = [{"id": "b0", "url": backend.base_url}]
+        options: dict[str, Any] = {"downstream": {"max_inline_body_bytes": 1_000}, "drain_timeout_s": 0.5}
+        async with (
+            GatewayProcess(tmp_path, backends=backends, **options) as gateway,
+            httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client,
+        ):
+            assert (await client.post(CHAT, json=body)).status_code == 200
+            children = psutil.Process(gateway.process.pid).children()
+            (helper,) = (child for child in children if "resource_tracker" not in " ".join(child.cmdline()))
+            helper.suspend()
+            waiting = asyncio.ensure_future(client.post(CHAT, json=body))
+            await asyncio.sleep(0.1)
+            gateway.signal(signal.SIGTERM)
+            assert await gateway.wait_ended() == 0
+            with contextlib.suppress(httpx.HTTPError):
+                assert (await waiting).status_code == 503
+            assert not helper.is_running()
+
+
+def test_a_process_that_hangs_while_it_stops_is_ended() -> None:
+    """A blocked thread or event loop is left behind at the last deadline."""
+    code = "import time; from gateway.process.lifecycle import end_at_last; end_at_last(0.1); time.sleep(600)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 1
+
+
+@pytest.mark.redis
+async def test_a_held_worker_is_killed(tmp_path: Path) -> None:
+    """One of two processes stands still: the parent ends with it, a little after the drain timeout."""
+    require_redis_server()
+    (tmp_path / "redis").mkdir()
+    with redis_server(tmp_path / "redis") as redis, reserved_port() as port:
+        async with ProbedBackend() as backend:
+            gateway = GatewayProcess(
+                tmp_path,
+                listen={"port": port},
+                workers=2,
+                sessions={"store": "redis", "redis": {"url": redis.url}},
+                backends=[{"id": "b0", "url": backend.base_url}],
+                drain_timeout_s=0.5,
+            )
+            async with gateway:
+                await gateway.wait_for(lambda: len(gateway.events("gateway_started")) == 2)
+                held = psutil.Process(gateway.process.pid).children()[0]
+                held.suspend()
+                gateway.signal(signal.SIGTERM)
+                await gateway.wait_ended()
+                assert not held.is_running()

@@ -318,6 +318,22 @@ async def test_an_unknown_path_is_404_in_json(world: GatewayWorld) -> None:
         assert answer.header("x-request-id")
 
 
+@pytest.mark.parametrize("is_form", [False, True])
+async def test_a_passed_through_path_heeds_the_model(is_form: bool) -> None:
+    """N22: each engine has a model of its own; a name that is nobody's model decides nothing."""
+    async with GatewayWorld(3, passthrough_paths=["/v1/images/generations"]) as world:
+        for number, backend in enumerate(world.backends):
+            backend.model, backend.default = f"painter-{number}", respond(b"ok")
+        await world.wait_for(lambda: len(_listed(world)) == 3)
+        for number in [0, 1, 2] * 4:
+            fields = {"model": f"painter-{number}", "prompt": "a boat"}
+            sent = {"files": {"image": b"png"}, "data": fields} if is_form else {"json": fields}
+            answer = await world.client.post("/v1/images/generations", **sent)  # type: ignore[arg-type]
+            assert (answer.status_code, answer.headers["x-homing-backend"]) == (200, f"b{number}")
+        other = await world.client.post("/v1/images/generations", json={"model": "standard-3"})
+        assert other.status_code == 200
+
+
 async def test_a_passed_through_path_reaches_an_engine() -> None:
     """Any method and any bytes, with a session header followed like everywhere."""
     async with GatewayWorld(3, passthrough_paths=["/v1/images", "/v1/images/*"]) as world:
