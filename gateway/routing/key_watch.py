@@ -173,16 +173,16 @@ class KeyWatch:
             or not self._settings.is_enabled
         ):
             return facts
-        is_suspect = self.is_suspect(facts.tenant, facts.key_name, key)
-        record, is_new = self._meet(key)
-        self._note_source(facts, is_new=is_new)
         limit = self._settings.max_conversations_per_key
+        record, is_new = self._meet(key)
+        if is_new:
+            record.is_ignored = self._never_repeats(self._sources.get((facts.tenant, facts.key_name)))
+        is_suspect = record.is_ignored or len(record.conversations) > limit
+        self._note_source(facts, is_new=is_new)
         opener = facts.prefix[1].chain_hash
         record.note(opener, is_follow_up=facts.is_follow_up, limit=limit)
         if not is_suspect:
             return facts  # its fingerprint was not looked for
-        if is_new:
-            record.is_ignored = True
         if record.is_ignored:
             self.num_unstable += 1
             return _without_id(facts, key, NEVER_REPEATS)
@@ -210,7 +210,8 @@ class KeyWatch:
         record = record or _KeyRecord()
         table = self._new_keys if is_new else self._known_keys
         table[key] = record
-        _trim(table, self._settings.memory_entries)
+        if len(table) > self._settings.memory_entries:
+            _trim(table, self._settings.memory_entries)
         return record, is_new
 
     def _note_source(self, facts: RequestFacts, *, is_new: bool) -> None:
@@ -223,9 +224,11 @@ class KeyWatch:
         prompt = facts.prefix
         if facts.is_follow_up and self._is_known(facts):
             record.note(is_changed=is_new, memory=4 * self._settings.min_follow_ups)
-        self._prompts[prompt[-1].chain_hash] = None
-        self._prompts.move_to_end(prompt[-1].chain_hash)
-        _trim(self._prompts, self._settings.memory_entries)
+        prompts = self._prompts
+        prompts[prompt[-1].chain_hash] = None
+        prompts.move_to_end(prompt[-1].chain_hash)
+        if len(prompts) > self._settings.memory_entries:
+            _trim(prompts, self._settings.memory_entries)
 
     def _is_known(self, facts: RequestFacts) -> bool:
         """Whether the prompt goes on from one that came before."""

@@ -127,11 +127,15 @@ class FactsParser:
             body_read = self._passed_through(raw_headers, body, content_encoding)
             return _facts(api, tenant, self._read(api, marks, tenant, body_read), is_cacheless=False)
         content = self._content(api, raw_headers, body, content_encoding)
-        if content is not None and api._value_ in _CONVERSATIONS:
+        if content is None or api._value_ not in _CONVERSATIONS:
+            reading = self._read(api, marks, tenant, self._decode(api, raw_headers, content, query))
+        elif self._conversations.watches(content):
             request = Request(api, marks, content, self._hasher.scope(tenant, None).seed)
             reading = self._read_conversation(request, tenant)
         else:
-            reading = self._read(api, marks, tenant, self._decode(api, raw_headers, content, query))
+            reading = self._read(api, marks, tenant, self._decoder.decode(api, content))
+            if may_name_files(content):
+                reading.file_keys = self._file_keys(tenant, content)
         is_cacheless = api._value_ in _CACHELESS or path in COUNT_PATHS
         return _facts(api, tenant, reading, is_cacheless=is_cacheless)
 
@@ -221,20 +225,21 @@ class FactsParser:
 
         What is remembered names no files: of the body they are searched for where it is new.
         """
-        is_watched = self._conversations.watches(request.content)
-        found = self._conversations.find(request) if is_watched else None
+        found = self._conversations.find(request)
         reading = None if found is None else self._go_on(request, tenant, found)
         if reading is None:
             body = self._decoder.decode(request.api, request.content)
-            wants_progress = is_watched and request.opening > 0
+            wants_progress = request.opening > 0
             reading = self._read(request.api, request.marks, tenant, body, wants_progress=wants_progress)
         start = 0 if found is None else found.known.end
-        files = named_files(request.content) if may_name_files(request.content, start) else ()
-        if files:
-            reading.file_keys = tuple(self.object_key(tenant, FILE.name, file_id) for file_id in files)
-        elif is_watched:
+        if may_name_files(request.content, start):
+            reading.file_keys = self._file_keys(tenant, request.content)
+        if not reading.file_keys:
             self._conversations.keep(request, reading)
         return reading
+
+    def _file_keys(self, tenant: str, content: bytes) -> tuple[SessionKey, ...]:
+        return tuple(self.object_key(tenant, FILE.name, file_id) for file_id in named_files(content))
 
     def _go_on(self, request: Request, tenant: str, found: Found) -> Reading | None:
         """Read what follows the known part; None where the rest of the body asks for reading all of it."""
@@ -302,16 +307,19 @@ def _facts(api: Api, tenant: str, reading: Reading, *, is_cacheless: bool) -> Re
         is_follow_up=prompt.is_follow_up or (key is not None and key.source is KeySource.RESPONSE_ID),
         names_request=identity.names_request,
         sets_binding=not (
-            is_cacheless or identity.is_auxiliary or prompt.is_auxiliary or _is_probe(body, prompt)
+            is_cacheless
+            or identity.is_auxiliary
+            or prompt.is_auxiliary
+            or (body.max_output_tokens == 1 and _is_probe(prompt))
         ),
         obeys_load_bound=key.is_bucket if key else prompt_key is not None,
     )
 
 
-def _is_probe(body: Body, prompt: Prompt) -> bool:
-    """Whether a word is sent for one token: the client asks what its quota or a tool costs, and goes on with
-    nothing. Claude Code does, under the id of its session, where an engine cannot count tokens."""
-    if body.max_output_tokens != 1 or prompt.is_follow_up or not prompt.prefix:
+def _is_probe(prompt: Prompt) -> bool:
+    """Whether a request for one token sends a word: the client asks what its quota or a tool costs, and goes
+    on with nothing. Claude Code does, under the id of its session, where an engine cannot count tokens."""
+    if prompt.is_follow_up or not prompt.prefix:
         return False
     return len(prompt.prefix) <= 2 and prompt.prefix[-1].num_bytes <= _PROBE_BYTES
 

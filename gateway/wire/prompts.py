@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -117,10 +118,11 @@ class PromptReader:
         self._min_user_bytes = settings.fingerprint_min_bytes
         self._max_prefix = settings.max_prefix_messages
         self._auxiliary = settings.auxiliary_prompts
-        self._auxiliary_json = [msgspec.json.encode(text)[1:-1] for text in settings.auxiliary_prompts]
+        in_json = [msgspec.json.encode(text)[1:-1].decode() for text in settings.auxiliary_prompts]
+        self._auxiliary_json = re.compile(_any_of(in_json).encode())
         # at the beginning of a line: some clients put a text of their own first
-        marks = "|".join(map(re.escape, settings.auxiliary_system_prompts))
-        self._auxiliary_system = re.compile(f"^(?:{marks})" if marks else r"(?!)", re.MULTILINE)
+        system = _any_of(settings.auxiliary_system_prompts)
+        self._auxiliary_system = re.compile(f"^{system}", re.MULTILINE)
         self._memo: OrderedDict[int, SystemBlock | None] = OrderedDict()
         self._max_memo = settings.prompt_memo_entries
 
@@ -189,7 +191,7 @@ class PromptReader:
     def _is_auxiliary(self, turn: bytes) -> bool:
         """Whether the only turn of a prompt begins like an auxiliary prompt."""
         opening = turn[:_OPENING_REACH]
-        if not any(text in opening for text in self._auxiliary_json):
+        if not self._auxiliary_json.search(opening):
             return False  # avoids decoding most first turns
         return _text_of(turn).startswith(self._auxiliary)
 
@@ -300,6 +302,11 @@ def _num_settled(turns: list[bytes]) -> int:
     return settled
 
 
+def _any_of(texts: Iterable[str]) -> str:
+    """Return an expression for any of these texts."""
+    return f"(?:{'|'.join(map(re.escape, texts)) or '(?!)'})"
+
+
 def _read_roles(messages: list[bytes], before: Roles) -> Roles:
     """Return the roles of a list that goes on with `messages`."""
     num_read, num_system = before.num_read, before.num_system
@@ -307,7 +314,7 @@ def _read_roles(messages: list[bytes], before: Roles) -> Roles:
     for index, message in enumerate(messages, num_read):
         if has_answer and first_user is not None:
             break
-        role = _role_of(message)
+        role = _ROLE_BY_OPENING.get(message[:_OPENING_LENGTH]) or _role_of(message)
         if role == "user":
             if first_user is None:
                 first_user = index
