@@ -179,6 +179,7 @@ class Backend:
     since_s: float = 0.0  # monotonic time of the last change of state, for slow start
     models: frozenset[str] | None = None  # None: not known yet, so any model is assumed
     kv_capacity_tokens: int | None = None  # None: not known, so a default is assumed
+    kv_block_tokens: int = 1  # prompts are cached in whole blocks of this size
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

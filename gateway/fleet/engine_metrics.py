@@ -27,7 +27,7 @@ class EngineDialect:
     prefix_queries: str = ""  # tokens looked up, counter
     prefix_hits: str = ""  # tokens found, counter
     capacity_tokens: str = ""  # gauge in tokens
-    cache_config: str = ""  # info metric with labels block_size and num_gpu_blocks
+    cache_config: str = ""  # info metric with labels block_size, num_gpu_blocks, kv_cache_size_tokens
 
 
 _VLLM = EngineDialect(
@@ -80,6 +80,7 @@ class EngineReport:
     prefix_queries: float | None = None
     prefix_hits: float | None = None
     kv_capacity_tokens: int | None = None
+    kv_block_tokens: int | None = None  # prompts are cached in whole blocks of this size
     blocks: Mapping[str, int] | None = None  # state → count, from workers that report it
 
 
@@ -101,6 +102,7 @@ def parse_metrics(text: str, dialect: EngineDialect) -> EngineReport:
     sums: dict[str, float] = {}
     blocks: dict[str, int] = {}
     capacity: int | None = None
+    block_tokens: int | None = None
     for line in text.splitlines():
         name = line[: _name_end(line)]
         if name in wanted:
@@ -108,7 +110,9 @@ def parse_metrics(text: str, dialect: EngineDialect) -> EngineReport:
             if value is not None:
                 sums[wanted[name]] = sums.get(wanted[name], 0.0) + value
         elif name == dialect.cache_config and name:
-            capacity = (capacity or 0) + _capacity_of(line) or capacity
+            labels = dict(_LABEL.findall(line))
+            capacity = (capacity or 0) + _capacity_of(labels) or capacity
+            block_tokens = max(block_tokens or 0, _count(labels, "block_size")) or None
         elif name == _WORKER_BLOCKS:
             value = _value(line)
             state = dict(_LABEL.findall(line)).get("state")
@@ -117,7 +121,9 @@ def parse_metrics(text: str, dialect: EngineDialect) -> EngineReport:
     if "capacity" in sums:
         capacity = int(sums["capacity"])
     sums.pop("capacity", None)
-    return EngineReport(kv_capacity_tokens=capacity or None, blocks=blocks or None, **sums)
+    return EngineReport(
+        kv_capacity_tokens=capacity or None, kv_block_tokens=block_tokens, blocks=blocks or None, **sums
+    )
 
 
 def _name_end(line: str) -> int:
@@ -137,9 +143,18 @@ def _value(line: str) -> float | None:
     return value if value == value and abs(value) != float("inf") else None
 
 
-def _capacity_of(line: str) -> int:
-    labels = dict(_LABEL.findall(line))
+def _capacity_of(labels: Mapping[str, str]) -> int:
+    """Return the tokens that fit, or 0 if they are not told.
+
+    Blocks times their size is too much for models with several kinds of layers, whose blocks are shared out
+    among the kinds. So an engine that tells the tokens themselves is believed.
+    """
+    told = _count(labels, "kv_cache_size_tokens")
+    return told or _count(labels, "block_size") * _count(labels, "num_gpu_blocks")
+
+
+def _count(labels: Mapping[str, str], name: str) -> int:
     try:
-        return int(labels["block_size"]) * int(labels["num_gpu_blocks"])
+        return max(0, int(labels[name]))
     except (KeyError, ValueError):
         return 0

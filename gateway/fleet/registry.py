@@ -118,6 +118,7 @@ class Fleet:
                 labels=backend.labels,
                 engine=backend.engine,
                 kv_capacity_tokens=backend.kv_capacity_tokens or row.backend.kv_capacity_tokens,
+                kv_block_tokens=row.backend.kv_block_tokens,
             )
             row.api_key = api_key
         else:
@@ -228,13 +229,16 @@ class Fleet:
             return
         epoch = self._epoch_of(row, report)
         capacity = report.kv_capacity_tokens or row.backend.kv_capacity_tokens
+        block_tokens = report.kv_block_tokens or row.backend.kv_block_tokens
         row.report, row.reported_s = report, self._clock()
-        if epoch != row.backend.epoch or capacity != row.backend.kv_capacity_tokens:
+        told, known = (epoch, capacity, block_tokens), row.backend
+        if told != (known.epoch, known.kv_capacity_tokens, known.kv_block_tokens):
             is_new_life = epoch != row.backend.epoch and row.backend.epoch != 0
             row.backend = replace(
                 row.backend,
                 epoch=epoch,
                 kv_capacity_tokens=capacity,
+                kv_block_tokens=block_tokens,
                 since_s=self._clock() if is_new_life else row.backend.since_s,
             )
             self._end_drain_of_earlier_life(row)

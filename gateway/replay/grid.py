@@ -78,6 +78,9 @@ def standard_cells() -> list[Cell]:
         ):
             cells.append(Cell(scenario=scenario, num_engines=num_engines, cache="medium", load=load))
     cells.append(Cell(scenario="conversation", num_engines=64, cache="medium", load="rr90"))
+    cells += [*at_eight("ramp", "medium", "rr90"), *at_eight("ramp", "small", "rr90")]
+    for scenario in ("light_agents", "light_forks", "light_slots"):
+        cells += [*at_eight(scenario, "small", "rr2"), *at_eight(scenario, "medium", "rr2")]
     return list(dict.fromkeys(cells))
 
 

@@ -22,6 +22,9 @@ class CompletedContent:
     def cached_bytes(self, slot: int, chain: Chain) -> int:
         return max(self._reported.cached_bytes(slot, chain), self._sent.cached_bytes(slot, chain))
 
+    def free_bytes(self, slot: int) -> int:
+        return min(self._reported.free_bytes(slot), self._sent.free_bytes(slot))
+
     def levels(self, chain: Chain) -> list[Level]:
         longest: dict[int, int] = {}
         for slots, num_bytes in (*self._reported.levels(chain), *self._sent.levels(chain)):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gateway.replay import workloads
+from gateway.replay import light, workloads
 from gateway.replay.engines import EngineSpeed
 from gateway.replay.facts import facts_of
 from gateway.replay.readers import read_trace
@@ -58,6 +58,9 @@ class Scenario:
 _CHAT_CACHES = {"small": 250_000, "medium": 1_000_000, "large": 4_000_000}
 TEXT_CACHES = {"small": 500_000, "medium": 2_000_000, "large": 8_000_000}
 _AGENT_CACHES = {"small": 1_000_000, "medium": 3_000_000, "large": 10_000_000}
+# room for two agents of 17,000 tokens in the smaller ones, for eight in the large
+_LIGHT_CACHES = {"small": 40_000, "medium": 60_000, "large": 160_000}
+_SLOT_CACHES = {"small": 8_000, "medium": 16_000, "large": 32_000}
 
 
 def make_scenario(name: str, num_engines: int, traces: Path) -> Scenario:
@@ -68,6 +71,10 @@ def make_scenario(name: str, num_engines: int, traces: Path) -> Scenario:
         "chat": lambda: (workloads.chat(200 * num_engines, 1000.0), 300.0, _CHAT_CACHES),
         "documents": lambda: (workloads.documents(300 * num_engines, 1000.0), 200.0, TEXT_CACHES),
         "apps": lambda: (workloads.apps(500 * num_engines, 850.0), 250.0, TEXT_CACHES),
+        "ramp": lambda: (workloads.ramp(500 * num_engines, 850.0), 0.0, TEXT_CACHES),
+        "light_agents": lambda: (light.agents(2 * num_engines), 0.0, _LIGHT_CACHES),
+        "light_forks": lambda: (light.forks(2 * num_engines), 0.0, _LIGHT_CACHES),
+        "light_slots": lambda: (light.slots(2 * num_engines), 0.0, _SLOT_CACHES),
     }
     if name not in builders:
         raise ValueError(f"unknown scenario {name!r}: one of {', '.join(builders)}")
@@ -89,7 +96,10 @@ def scenario_of(
     )
 
 
-SCENARIO_NAMES = ("conversation", "agent", "chat", "documents", "apps")
+SCENARIO_NAMES = (
+    *("conversation", "agent", "chat", "documents", "apps", "ramp"),
+    *("light_agents", "light_forks", "light_slots"),
+)
 
 
 def _conversation(traces: Path, num_engines: int) -> Trace:

@@ -85,6 +85,7 @@ class SimulationPlan:
     events: Sequence[FleetEvent] = ()
     replicas: Replicas = Replicas()
     uses_sessions: bool = True  # False: clients send no session id
+    weights: Sequence[float] = ()  # of the engines, in order; 1 for those not named
 
 
 @dataclass(slots=True)
@@ -344,6 +345,7 @@ class Simulation:
     def _publish(self) -> None:
         """Give every router a new view of the fleet."""
         self._generation += 1
+        weights = self.plan.weights
         backends: dict[BackendId, Backend] = {}
         for engine in self._engines:
             state = BackendState.READY
@@ -356,6 +358,7 @@ class Simulation:
                 base_url=f"http://{engine.name}:8000",
                 state=state,
                 epoch=engine.life,
+                weight=weights[engine.slot] if engine.slot < len(weights) else 1.0,
                 since_s=engine.since_s,
                 kv_capacity_tokens=self.plan.speed.cache_tokens,
             )

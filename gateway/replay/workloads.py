@@ -137,8 +137,12 @@ def chat(
     prompt_tokens: tuple[int, int] = (200, 4000),
     mean_turns: float = 5.0,
     question_tokens: float = 50.0,
+    grows: bool = False,
 ) -> Trace:
-    """Chats over Zipf-distributed system prompts (or documents), geometric turns, log-normal lengths."""
+    """Chats over Zipf-distributed system prompts (or documents), geometric turns, log-normal lengths.
+
+    `grows`: the rate of new chats grows from nothing, instead of being the same all the time.
+    """
     chance = random.Random(seed)
     weights = [1.0 / rank**zipf for rank in range(1, num_prompts + 1)]
     prompts = _random_prompts(chance, num_prompts, prompt_tokens, block_tokens)
@@ -146,6 +150,8 @@ def chat(
     rows: list[Row] = []
     for session, prompt in enumerate(chance.choices(prompts, weights, k=sessions)):
         at_s = chance.uniform(0.0, seconds)
+        if grows:
+            at_s = math.sqrt(at_s * seconds)
         context, blocks = len(prompt) * block_tokens, list(prompt)
         turn = 0
         while True:
@@ -217,4 +223,17 @@ def apps(sessions: int, seconds: float, *, seed: int = 1) -> Trace:
         block_tokens=64,
         prompt_tokens=(2000, 8000),
         mean_turns=1.5,
+    )
+
+
+def ramp(sessions: int, seconds: float, *, seed: int = 1) -> Trace:
+    """A morning: long chats that begin on an idle fleet, more and more of them."""
+    return chat(
+        sessions,
+        seconds,
+        seed=seed,
+        name="ramp",
+        prompt_tokens=(2000, 8000),
+        question_tokens=300.0,
+        grows=True,
     )

@@ -75,6 +75,7 @@ class Candidates:
         self.slot_of: dict[BackendId, int] = {}
         self.backends: list[Backend | None] = []
         self.weights: list[float] = []
+        self._block_tokens: list[int] = []
         self.ring = Ring({}, settings.virtual_nodes)
         self._ring_weights: dict[BackendId, float] = {}
         self._by_model: dict[str | None, ModelBackends] = {}
@@ -110,6 +111,7 @@ class Candidates:
                 admitted.append(slot)
             self.backends[slot] = backend
             self.weights[slot] = backend.weight
+            self._block_tokens[slot] = max(1, backend.kv_block_tokens)
         self._by_model = {}
         self._shares.clear()
         ring_weights = {backend_id: backend.weight for backend_id, backend in present.items()}
@@ -136,6 +138,7 @@ class Candidates:
             slot = len(self.backends)
             self.backends.append(None)
             self.weights.append(0.0)
+            self._block_tokens.append(1)
         self.slot_of[backend_id] = slot
         return slot
 
@@ -150,6 +153,10 @@ class Candidates:
         backend = self.backends[slot]
         assert backend is not None
         return backend.backend_id
+
+    def in_blocks(self, slot: int, tokens: float) -> int:
+        """Return the part of a cached prefix that fills whole blocks of the engine: what it can report."""
+        return int(tokens) - int(tokens) % self._block_tokens[slot]
 
     def serves(self, slot: int, model: str | None) -> bool:
         backend = self.backends[slot]

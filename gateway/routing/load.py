@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 
 from gateway.routing.settings import RoutingSettings
 
+MOST_CROWDING = 20.0
+
 
 class LoadTable:
     """All columns. Grows with the slots."""
@@ -32,6 +34,7 @@ class LoadTable:
         "_stale_s",
         "_window_s",
         "adopted",
+        "crowding",
         "foreign_requests",
         "in_flight",
         "recent",
@@ -54,6 +57,7 @@ class LoadTable:
         self.in_flight: list[int] = []
         self.unanswered: list[int] = []  # in flight without a first token
         self.recent: list[float] = []
+        self.crowding: list[float] = []  # how much slower each running request makes the others: 1 / free KV
         self.adopted: list[int] = []  # sessions taken in after they lost their home
         self.turn: list[float] = []  # virtual time of a fair rotation among equal backends
 
@@ -64,12 +68,14 @@ class LoadTable:
                 column.append(0.0)
             self.turn.append(0.0)
             self.adopted.append(0)
+            self.crowding.append(1.0)
             self._last_prefilled_s.append(float("-inf"))
             for counts in (self.in_flight, self.unanswered, self.foreign_requests):
                 counts.append(0)
         self._own_wait[slot] = self._foreign_wait[slot] = self._foreign_until_s[slot] = 0.0
         self.wait[slot] = self.recent[slot] = self.turn[slot] = 0.0
         self.in_flight[slot] = self.unanswered[slot] = self.foreign_requests[slot] = 0
+        self.crowding[slot] = 1.0
         self.adopted[slot] = max(self.adopted)  # nothing to catch up on
 
     def stored(self, work_s: float, now_s: float) -> float:
@@ -141,6 +147,11 @@ class LoadTable:
         num_others = max(0, num_running + num_waiting - self.in_flight[slot])
         self._set_foreign(slot, others_waiting * mean_prefill_s, num_others, now_s)
 
+    def observe_kv(self, slot: int, usage: float, now_s: float) -> None:
+        """Take over what share of its KV memory the requests on an engine use. Changes the table."""
+        self.crowding[slot] = 1.0 / max(1.0 / MOST_CROWDING, 1.0 - usage) if usage > 0.0 else 1.0
+        self._keep_until(slot, now_s + self._stale_s)
+
     def take_foreign(self, slot: int, work_s: float, num_requests: int, now_s: float) -> None:
         """Take over the load that other replicas report, which is more exact. Changes the table."""
         self._set_foreign(slot, work_s, num_requests, now_s)
@@ -160,19 +171,26 @@ class LoadTable:
             if now_s > until_s:
                 self._foreign_until_s[slot] = self._foreign_wait[slot] = 0.0
                 self.foreign_requests[slot] = 0
+                self.crowding[slot] = 1.0
                 self.wait[slot] = self._own_wait[slot]
             elif until_s < fresh_until_s:
                 fresh_until_s = until_s
         self._foreign_fresh_until_s = fresh_until_s
 
     def _set_foreign(self, slot: int, wait_s: float, num_requests: int, now_s: float) -> None:
-        until_s = now_s + self._stale_s
         self.foreign_requests[slot] = num_requests
         self._foreign_wait[slot] = wait_s
+        self._keep_until(slot, now_s + self._stale_s)
+        self.wait[slot] = self._own_wait[slot] + wait_s
+
+    def _keep_until(self, slot: int, until_s: float) -> None:
         self._foreign_until_s[slot] = until_s
         if until_s < self._foreign_fresh_until_s:
             self._foreign_fresh_until_s = until_s
-        self.wait[slot] = self._own_wait[slot] + wait_s
+
+    def running(self, slot: int) -> int:
+        """Return how many requests are past their prefill there, ours and those of others."""
+        return self.in_flight[slot] - self.unanswered[slot] + self.foreign_requests[slot]
 
     def outstanding_s(self, slot: int) -> float:
         return self._own_wait[slot]

@@ -20,15 +20,17 @@ class PlacementRequest:
 
     __slots__ = (
         "chain",
-        "context_bytes",
+        "context_tokens",
         "facts",
         "home",
         "is_moved",
+        "is_weighted",
         "now_s",
         "prompt_tokens",
         "shares",
         "slots",
         "tokens_per_byte",
+        "trusts_context",
     )
 
     def __init__(
@@ -51,9 +53,10 @@ class PlacementRequest:
         self.slots = slots if slots or home is None else (home,)
         self.shares = shares  # effective weights, None: all 1
         self.now_s = now_s
-        # what the binding says that the home holds, where other replicas route turns that we never see
-        self.context_bytes = 0.0
+        self.context_tokens = 0  # what the binding says that the home has computed for the session
+        self.trusts_context = False  # other replicas route turns that we never see, so home holds all that
         self.is_moved = False  # a session that has lost its home
+        self.is_weighted = False  # an operator has given backends unequal weights
 
 
 def measure_prompt(facts: RequestFacts, binding: Binding | None, ratio: float) -> tuple[Chain, float]:

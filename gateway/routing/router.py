@@ -150,13 +150,15 @@ class Router:
     ) -> None:
         """Take over an engine's own counts: what exceeds ours was put there by other replicas.
 
-        Ignored while replicas report their load themselves, which is more exact.
+        Counts are ignored while replicas report their load themselves, which is more exact.
         """
         slot = self._candidates.slot_of.get(backend_id)
+        if slot is not None:
+            self._kv_usage[slot] = kv_usage
+            self._load.observe_kv(slot, kv_usage, now_s)
         if slot is not None and now_s > self._replicas_known_until_s:
             mean_prefill_s = self._traffic.mean_work * self._costs.fleet_scale
             self._load.observe_foreign(slot, num_running, num_waiting, mean_prefill_s, now_s)
-            self._kv_usage[slot] = kv_usage
         self._load.expire_foreign(now_s)
 
     def loads(self) -> dict[BackendId, tuple[float, int]]:
@@ -223,8 +225,10 @@ class Router:
         shares = self._candidates.shares(slots, usable, now_s) if slots else None
         request = PlacementRequest(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
         request.is_moved = binding is not None and home is None
-        if binding is not None and home is not None and now_s <= self._replicas_known_until_s:
-            request.context_bytes = binding.context_tokens / ratio
+        request.is_weighted = usable.weights is not None
+        if binding is not None and home is not None:
+            request.context_tokens = binding.context_tokens
+            request.trusts_context = now_s <= self._replicas_known_until_s
         ranked = tuple(self._policy.rank(request))
         chosen = ranked[0]
         if excluded:
@@ -287,7 +291,7 @@ class Router:
         slot, prompt_tokens = reservation.slot, reservation.prompt_tokens
         ratio = self._tokens.get(reservation.facts.model)
         cached = min(self._state.content.cached_bytes(slot, reservation.chain) * ratio, prompt_tokens - 1.0)
-        reservation.expected_cached_tokens = int(cached)
+        reservation.expected_cached_tokens = self._candidates.in_blocks(slot, cached)
         reservation.prefill_s = self._costs.models[slot].seconds(prompt_tokens - cached, cached)
 
     def take(self, batch: Sequence[Reservation]) -> None:

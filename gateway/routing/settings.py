@@ -62,14 +62,14 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     placement_bound: float = 1.2
     """New sessions go only to backends whose recent work is at most this × the mean."""
 
-    placement_floor: float = 0.05
-    """A backend whose utilisation by recent work is below this always accepts new sessions."""
-
     load_bound: float = 1.25
     """Maximum in-flight requests, × the mean, that a bucket key or a prompt group may put on a backend."""
 
     load_bound_floor_requests: int = 4
     """Number of in-flight requests that the load bound always allows, because small counts are noise."""
+
+    decode_price_s: float = 0.002
+    """What a running request adds to the price of its backend, divided by the free share of KV memory."""
 
     tie_gain: float = 0.02
     """Prices within this share of the best count as equal. Then the ring decides, so that replicas agree."""
@@ -139,10 +139,10 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"virtual_nodes must be at most {MAX_BACKEND_POINTS}, not {self.virtual_nodes}")
         not_negative = (
             "ring_candidates",
-            "placement_floor",
             "stay_margin_s",
             "stay_gain",
             "load_bound_floor_requests",
+            "decode_price_s",
             "tie_gain",
             "tie_margin_s",
             "slow_start_s",

@@ -48,6 +48,10 @@ class ContentIndex(Protocol):
         """Return (slots, cached bytes) of all backends that hold some of the chain, longest first."""
         ...
 
+    def free_bytes(self, slot: int) -> int:
+        """Return how many more bytes the backend takes before it drops any."""
+        ...
+
 
 class _Line:
     __slots__ = ("children", "kept", "key", "parent", "size", "start", "tail")
@@ -130,6 +134,10 @@ class Shadow:
     def used_bytes(self, slot: int) -> int:
         cache = self._caches.get(slot)
         return 0 if cache is None else cache.used
+
+    def free_bytes(self, slot: int) -> int:
+        cache = self._caches.get(slot)
+        return 0 if cache is None else max(0, cache.capacity - cache.used)
 
     # -- changes -------------------------------------------------------------------------------
 

@@ -35,8 +35,17 @@ def test_vllm_numbers_are_summed_over_labels() -> None:
         prefix_queries=1000.0,
         prefix_hits=800.0,
         kv_capacity_tokens=16 * 1024,
+        kv_block_tokens=16,
         blocks={"free": 1000, "cached": 24},
     )
+
+
+def test_tokens_that_an_engine_tells_are_not_derived() -> None:
+    """N24: of hybrid models, blocks times their size is several times too much."""
+    line = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="20000",kv_cache_size_tokens="%s"} 1.0\n'
+    assert parse_metrics(line % "80000", DIALECTS["vllm"]).kv_capacity_tokens == 80_000
+    for odd in ("", "0", "-1", "many"):
+        assert parse_metrics(line % odd, DIALECTS["vllm"]).kv_capacity_tokens == 320_000
 
 
 def test_sglang_names_and_capacity() -> None:

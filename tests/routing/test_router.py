@@ -212,3 +212,16 @@ def test_release_returns_every_count_to_zero_and_is_exactly_once() -> None:
         assert row["outstanding_work_s"] == 0.0
     with pytest.raises(AssertionError):
         router.release(held[0], 1003.0, None, completed=True)
+
+
+def test_expected_tokens_are_whole_blocks() -> None:
+    """V07: an engine with blocks of 128 tokens reports no part of one."""
+    router = Router(RoutingSettings())
+    router.observe_view(fleet(backend("b0", kv_block_tokens=128)), 1000.0)
+    facts = request("s", texts=("a", "b"), size=4_000)
+    first = router.decide(facts, None, 1000.0)
+    router.release(router.reserve(facts, first, 1000.0), 1001.0, None, completed=True)
+    again = router.decide(request("s", texts=("a", "b", "c"), size=4_000), bind(first), 1010.0)
+    held = again.prompt_tokens * 2 // 3
+    assert again.expected_cached_tokens == held - held % 128
+    assert held % 128 != 0
