@@ -108,6 +108,7 @@ class BackendState(enum.Enum):
     DEGRADED = "degraded"  # on trial after failed requests: a few new sessions, more only as a last resort
     DRAINING = "draining"  # no new sessions; bound ones move at their next turn
     CORDONED = "cordoned"  # no new sessions; bound ones stay
+    SLEEPING = "sleeping"  # alive, but computes nothing until it is woken
     DOWN = "down"
     REMOVED = "removed"
 
@@ -123,7 +124,10 @@ class BackendState(enum.Enum):
     @property
     def is_routable(self) -> bool:
         """Whether requests may be sent here, at least as a last resort."""
-        return self not in (BackendState.DOWN, BackendState.REMOVED, BackendState.JOINING)
+        return self in _ROUTABLE
+
+
+_ROUTABLE = (BackendState.READY, BackendState.DEGRADED, BackendState.CORDONED, BackendState.DRAINING)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -178,6 +182,7 @@ class Backend:
     epoch: int = 0  # one lifetime of the cache; grows at a restart, a cleared cache or address reuse
     since_s: float = 0.0  # monotonic time of the last change of state, for slow start
     models: frozenset[str] | None = None  # None: not known yet, so any model is assumed
+    context_tokens: Mapping[str, int] = field(default_factory=dict)  # longest prompt with answer, by model
     kv_capacity_tokens: int | None = None  # None: not known, so a default is assumed
     kv_block_tokens: int = 1  # prompts are cached in whole blocks of this size
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -19,6 +19,7 @@ STATE_COLOURS = {
     "degraded": "yellow",
     "draining": "yellow",
     "cordoned": "cyan",
+    "sleeping": "blue",
     "down": "red",
 }
 ABSENT = "–"

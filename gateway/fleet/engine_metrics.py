@@ -21,12 +21,14 @@ class EngineDialect:
 
     health_path: str = "/health"
     metrics_path: str = "/metrics"
+    sleep_path: str = ""  # answers with `is_sleeping`, where it is served
     running: str = ""
     waiting: str = ""
     kv_usage: str = ""  # share of the KV cache in use, 0..1
     prefix_queries: str = ""  # tokens looked up, counter
     prefix_hits: str = ""  # tokens found, counter
     capacity_tokens: str = ""  # gauge in tokens
+    sleep_state: str = ""  # a series per `sleep_state`, 1 for the present one; `awake` is one of them
     cache_config: str = ""  # info metric with labels block_size, num_gpu_blocks, kv_cache_size_tokens
 
 
@@ -37,6 +39,8 @@ _VLLM = EngineDialect(
     prefix_queries="vllm:prefix_cache_queries_total",
     prefix_hits="vllm:prefix_cache_hits_total",
     cache_config="vllm:cache_config_info",
+    sleep_path="/is_sleeping",
+    sleep_state="vllm:engine_sleep_state",
 )
 
 DIALECTS: Mapping[str, EngineDialect] = {  # one for each of `settings.ENGINES`
@@ -81,6 +85,7 @@ class EngineReport:
     prefix_hits: float | None = None
     kv_capacity_tokens: int | None = None
     kv_block_tokens: int | None = None  # prompts are cached in whole blocks of this size
+    is_asleep: bool | None = None  # None: not told
     blocks: Mapping[str, int] | None = None  # state → count, from workers that report it
 
 
@@ -103,6 +108,7 @@ def parse_metrics(text: str, dialect: EngineDialect) -> EngineReport:
     blocks: dict[str, int] = {}
     capacity: int | None = None
     block_tokens: int | None = None
+    is_asleep: bool | None = None
     for line in text.splitlines():
         name = line[: _name_end(line)]
         if name in wanted:
@@ -113,6 +119,10 @@ def parse_metrics(text: str, dialect: EngineDialect) -> EngineReport:
             labels = dict(_LABEL.findall(line))
             capacity = (capacity or 0) + _capacity_of(labels) or capacity
             block_tokens = max(block_tokens or 0, _count(labels, "block_size")) or None
+        elif name == dialect.sleep_state and name:
+            if dict(_LABEL.findall(line)).get("sleep_state") == "awake":
+                # of several ranks one that sleeps is enough: each request needs all
+                is_asleep = bool(is_asleep) or _value(line) == 0.0
         elif name == _WORKER_BLOCKS:
             value = _value(line)
             state = dict(_LABEL.findall(line)).get("state")
@@ -122,7 +132,11 @@ def parse_metrics(text: str, dialect: EngineDialect) -> EngineReport:
         capacity = int(sums["capacity"])
     sums.pop("capacity", None)
     return EngineReport(
-        kv_capacity_tokens=capacity or None, kv_block_tokens=block_tokens, blocks=blocks or None, **sums
+        kv_capacity_tokens=capacity or None,
+        kv_block_tokens=block_tokens,
+        is_asleep=is_asleep,
+        blocks=blocks or None,
+        **sums,
     )
 
 

@@ -1,10 +1,13 @@
 """Health probes: one task per backend that probes it, scrapes its metrics and lists its models.
 
-A round is: health path → if it answers, metrics (start time, load, cache size) → every few rounds the models.
-The metrics are read *before* the probe is counted, so that a restarted backend has its new epoch by the time
-it becomes ready and no session is sent to a cold cache unknowingly. Suspect backends are probed more often. A
-status below 500 counts as alive: a 401 on a probe is a matter of keys, not health. With a failed probe goes
-what speaks against it: whether bytes of answers have come from the backend lately.
+A round is: health path → if it answers, metrics (start time, load, cache size) → whether it sleeps → every
+few rounds the models. The metrics are read *before* the probe is counted, so that a restarted backend has its
+new epoch by the time it becomes ready and no session is sent to a cold cache unknowingly. Suspect backends
+are probed more often. A status below 500 counts as alive: a 401 on a probe is a matter of keys, not health.
+With a failed probe goes what speaks against it: whether bytes of answers have come from the backend lately.
+
+Models come and go between rounds. So a name that nobody serves, or that a backend no longer knows, has all of
+them listed at once, but not often: names come from clients.
 
 Redirects are never followed, answers are bounded, and every wait has a timeout.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
 
@@ -20,6 +24,7 @@ import msgspec
 
 from gateway.errors import UpstreamError
 from gateway.fleet.engine_metrics import DIALECTS, parse_metrics
+from gateway.fleet.model_list import read_models
 from gateway.fleet.pools import UpstreamPools
 from gateway.fleet.registry import Fleet
 from gateway.fleet.settings import FleetSettings
@@ -30,18 +35,17 @@ from gateway.values import Backend, BackendId, BackendState, FleetView
 
 ROUNDS_PER_MODEL_LIST = 15
 NUM_TIMEOUT_PARTS = 4
+LIST_ANEW_EVERY_S = 5.0
+LIST_ANEW_TIMEOUT_S = 2.0
+_MAX_LISTINGS = 64  # at a time
 _HEALTH_LIMIT_BYTES = 4 * 1024 * 1024
 
 
-class _ModelCard(msgspec.Struct):
-    id: str
+class _Sleep(msgspec.Struct):
+    is_sleeping: bool
 
 
-class _ModelList(msgspec.Struct):
-    data: list[_ModelCard] = []
-
-
-_decode_models = msgspec.json.Decoder(_ModelList).decode
+_decode_sleep = msgspec.json.Decoder(_Sleep).decode
 
 
 class Prober:
@@ -61,6 +65,9 @@ class Prober:
         self._health, self._settings, self._clock = health, settings, clock
         self._tasks: dict[BackendId, asyncio.Task[None]] = {}
         self._num_unanswered: dict[BackendId, int] = {}  # failed probes of backends that have never answered
+        self._tells_sleep: set[BackendId] = set()  # those that answer on the path for it
+        self._listing: asyncio.Task[None] | None = None
+        self._listed_s = -math.inf  # when a listing out of turn began
 
     def reconfigure(self, health: HealthSettings, settings: FleetSettings) -> None:
         """Probe at these intervals from the next round on."""
@@ -71,15 +78,46 @@ class Prober:
         for backend_id in self._tasks.keys() - view.backends.keys():
             self._tasks.pop(backend_id).cancel()
             self._num_unanswered.pop(backend_id, None)
+            self._tells_sleep.discard(backend_id)
         for backend_id in view.backends.keys() - self._tasks.keys():
             self._tasks[backend_id] = asyncio.ensure_future(self._watch(backend_id))
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         self._tasks.clear()
+        if self._listing is not None:
+            tasks.append(self._listing)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def may_list_anew(self) -> bool:
+        """Whether the models may be listed out of turn, or are being listed."""
+        is_listing = self._listing is not None and not self._listing.done()
+        return is_listing or self._clock() - self._listed_s >= LIST_ANEW_EVERY_S
+
+    def list_soon(self) -> None:
+        """List the models of all backends out of turn, if that was not done a moment ago."""
+        if self.may_list_anew and (self._listing is None or self._listing.done()):
+            self._listed_s = self._clock()
+            self._listing = asyncio.ensure_future(self._list_all())
+
+    async def list_anew(self) -> None:
+        """The same, and wait for it, for a limited time."""
+        self.list_soon()
+        if self._listing is not None:
+            await asyncio.wait((self._listing,), timeout=LIST_ANEW_TIMEOUT_S)
+
+    async def _list_all(self) -> None:
+        room = asyncio.Semaphore(_MAX_LISTINGS)
+
+        async def list_one(backend: Backend) -> None:
+            async with room:
+                await self._list_models(backend)
+
+        backends = [one for one in self._fleet.view.backends.values() if one.state.is_routable]
+        await asyncio.gather(*map(list_one, backends), return_exceptions=True)
 
     async def _watch(self, backend_id: BackendId) -> None:
         """Probe forever; a failed round does not end the task."""
@@ -116,6 +154,8 @@ class Prober:
         if dialect.metrics_path:
             await self._scrape(backend, dialect.metrics_path)
         is_joining = backend.state in (BackendState.JOINING, BackendState.DOWN)
+        asks_for_sleep = is_joining or round_number % ROUNDS_PER_MODEL_LIST == 0
+        await self._see_sleep(backend, dialect.sleep_path, asks_anew=asks_for_sleep)
         if dialect.health_path == "/v1/models":
             self._take_models(backend, body)
         elif is_joining or round_number % ROUNDS_PER_MODEL_LIST == 0:
@@ -166,6 +206,23 @@ class Prober:
                 now_s=self._clock(),
             )
 
+    async def _see_sleep(self, backend: Backend, path: str, *, asks_anew: bool) -> None:
+        """Find out whether an engine that is alive sleeps: by its metrics, or by a path that few serve."""
+        backend_id = backend.backend_id
+        is_asleep = self._fleet.report(backend_id).is_asleep
+        if is_asleep is None and path and (asks_anew or backend_id in self._tells_sleep):
+            is_asleep = await self._ask_for_sleep(backend, path)
+            (self._tells_sleep.discard if is_asleep is None else self._tells_sleep.add)(backend_id)
+        if is_asleep is not None:
+            self._fleet.observe_sleep(backend_id, is_asleep=is_asleep)
+
+    async def _ask_for_sleep(self, backend: Backend, path: str) -> bool | None:
+        try:
+            status, body = await self._get(backend, path)
+            return _decode_sleep(body).is_sleeping if status == 200 else None
+        except (UpstreamError, TimeoutError, msgspec.DecodeError):
+            return None
+
     async def _list_models(self, backend: Backend) -> None:
         try:
             status, body = await self._get(backend, "/v1/models")
@@ -175,11 +232,9 @@ class Prober:
             self._take_models(backend, body)
 
     def _take_models(self, backend: Backend, body: bytes) -> None:
-        try:
-            models = _decode_models(body)
-        except msgspec.DecodeError:
-            return
-        self._fleet.observe_models(backend.backend_id, frozenset(card.id for card in models.data))
+        cards = read_models(body)
+        if cards is not None:
+            self._fleet.observe_models(backend.backend_id, cards)
 
     async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
         """Send one GET, bounded in size and time. Raises UpstreamError or TimeoutError.

@@ -16,12 +16,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gateway.errors import NotFound
 from gateway.fleet.engine_metrics import EngineReport
+from gateway.fleet.model_list import ModelCard, merge
 from gateway.observability.logs import log_event
 from gateway.routing.health import HealthSettings, HealthTable, Outcome, is_our_own, is_refusal
 from gateway.routing.standing import Member, Standing, spared
@@ -41,10 +42,12 @@ class _Row:
     drained_epoch: int | None = None  # the drain ends when the backend has a later epoch
     report: EngineReport = field(default_factory=EngineReport)
     reported_s: float = 0.0
+    cards: tuple[ModelCard, ...] = ()
+    is_asleep: bool = False
 
     @property
     def is_open(self) -> bool:
-        return self.wants is None and self.backend.weight > 0
+        return self.wants is None and self.backend.weight > 0 and not self.is_asleep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +219,29 @@ class Fleet:
             if models is None or row.backend.models is None or models & row.backend.models
         ]
 
-    def observe_models(self, backend_id: BackendId, models: frozenset[str]) -> None:
+    def observe_models(self, backend_id: BackendId, cards: Iterable[ModelCard]) -> None:
+        """Take over what a backend lists."""
+        row, cards = self._rows.get(backend_id), tuple(cards)
+        if row is None or (row.backend.models is not None and row.cards == cards):
+            return
+        row.cards = cards
+        row.backend = replace(
+            row.backend,
+            models=frozenset(card.id for card in cards),
+            context_tokens={card.id: card.context_tokens for card in cards if card.context_tokens},
+        )
+        self._publish("models")
+
+    def observe_sleep(self, backend_id: BackendId, *, is_asleep: bool) -> None:
+        """Take over whether an engine sleeps. One that wakes up has lost its cache: a new epoch."""
         row = self._rows.get(backend_id)
-        if row is not None and row.backend.models != models:
-            row.backend = replace(row.backend, models=models)
-            self._publish("models")
+        if row is None or row.is_asleep == is_asleep:
+            return
+        row.is_asleep = is_asleep
+        if not is_asleep:
+            epoch = max(row.backend.epoch + 1, int(self._wall_clock()))
+            row.backend = replace(row.backend, epoch=epoch, since_s=self._clock())
+        self._publish("asleep" if is_asleep else "awake")
 
     def observe_report(self, backend_id: BackendId, report: EngineReport) -> None:
         """Apply one scrape. The epoch changes when the process has restarted or its counters were reset."""
@@ -268,6 +289,11 @@ class Fleet:
         row = self._rows.get(backend_id)
         return row.report if row else EngineReport()
 
+    def model_cards(self) -> dict[str, ModelCard]:
+        """Return the models that can be had now, by name."""
+        rows = [row for row in self._rows.values() if row.backend.state.is_routable]
+        return merge(card for row in rows for card in row.cards)
+
     def has_queue(self, backend_id: BackendId) -> bool:
         """Whether requests wait in the engine's own queue, by its last metrics; False if they are old."""
         row = self._rows.get(backend_id)
@@ -304,9 +330,12 @@ class Fleet:
         standing = self.health.standing(backend_id)
         if standing is Standing.NEW:
             return BackendState.JOINING
-        if standing is Standing.WELL or backend_id in self.spared:
-            return row.wants or BackendState.READY
-        return (row.wants or BackendState.DEGRADED) if standing is Standing.ON_TRIAL else BackendState.DOWN
+        is_well = standing is Standing.WELL or backend_id in self.spared
+        if not is_well and standing is not Standing.ON_TRIAL:
+            return BackendState.DOWN
+        if row.is_asleep:
+            return BackendState.SLEEPING
+        return row.wants or (BackendState.READY if is_well else BackendState.DEGRADED)
 
     def _publish(self, reason: str) -> None:
         """Build the new view and pass it to the observers. O(backends)."""

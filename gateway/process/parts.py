@@ -198,6 +198,7 @@ class GatewayParts:
             router=self.router,
             fleet=self.fleet,
             pools=self.pools,
+            prober=self.prober,
             metrics=self.metrics,
             recorder=self.recorder,
             handover=self.handover,

@@ -75,8 +75,8 @@ def _apply(router: Router, event: RecordedEvent, held: dict[int, Reservation]) -
     elif event.others is not None:
         router.observe_others(event.others, event.now_s)
     elif event.event in ("sent", "reserve"):
-        assert event.facts is not None
-        assert event.decision is not None
+        if event.facts is None or event.decision is None:
+            raise ValueError(f"an event {event.event!r} without facts or decision")
         enter = router.note_sent if event.event == "sent" else router.reserve
         held[event.number] = enter(event.facts, event.decision, event.now_s, backend_id=event.backend_id)
     elif event.event == "first_token":

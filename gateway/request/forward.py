@@ -42,6 +42,7 @@ class Forwarder:
 
     def __init__(self, parts: ProxyParts) -> None:
         self._fleet, self._pools, self._metrics = parts.fleet, parts.pools, parts.metrics
+        self._prober = parts.prober
         self._cooldowns, self._clock = parts.admission.cooldowns, parts.clock
         config = parts.config
         self._ask_for_usage = config.limits.ask_for_usage
@@ -129,6 +130,8 @@ class Forwarder:
     def _judge_status(self, turn: Turn, attempt: Attempt) -> UpstreamUnavailable | None:
         status, backend_id = attempt.status, turn.backend_id
         assert backend_id is not None
+        if status == 404 and turn.facts.model is not None:
+            self._prober.list_soon()  # perhaps the model has left
         retry_after_s = self._retry_after(attempt, backend_id) if status in (429, 503) else None
         outcome = outcome_of_status(
             status,

@@ -20,6 +20,7 @@ from gateway.downstream.refusal import Refusal
 from gateway.downstream.request import ClientRequest
 from gateway.downstream.tunnel import wants_websocket
 from gateway.errors import Forbidden, GatewayError, ModelNotFound, NoBackend, UpgradeRequired, shown
+from gateway.fleet.model_list import ModelCard
 from gateway.fleet.registry import Fleet
 from gateway.observability.metrics import GatewayMetrics, status_label
 from gateway.observability.request_ids import RequestIds
@@ -259,26 +260,18 @@ class Front:
 
     def _answer_models(self, request: ClientRequest, route: Route, tenant: Tenant, request_id: str) -> None:
         """The union of what the reachable backends serve; one that is down never breaks the list."""
-        models = {model for model in self._models() if tenant.may_use(model)}
+        cards = {model: card for model, card in self._fleet.model_cards().items() if tenant.may_use(model)}
         if route.path == "/v1/models":
             if not any(backend.state.is_routable for backend in self._fleet.view.backends.values()):
                 raise NoBackend("no backend is ready", retry_after_s=1)
-            answer: object = {"object": "list", "data": [_model_card(model) for model in sorted(models)]}
+            answer: object = {"object": "list", "data": [_described(cards[model]) for model in sorted(cards)]}
         else:
             model = route.path.removeprefix("/v1/models/")
-            if model not in models:
+            if model not in cards:
                 raise ModelNotFound(f"The model `{shown(model)}` is on no backend.", param="model")
-            answer = _model_card(model)
+            answer = _described(cards[model])
         self._count(Api.MODELS, 200, None)
         self._answer_json(request, answer, request_id=request_id)
-
-    def _models(self) -> set[str]:
-        return {
-            model
-            for backend in self._fleet.view.backends.values()
-            if backend.state.is_routable
-            for model in backend.models or ()
-        }
 
 
 def _min_backends(target: str) -> int:
@@ -286,5 +279,8 @@ def _min_backends(target: str) -> int:
     return int(wanted) if wanted.isdecimal() and len(wanted) < 10 else 0
 
 
-def _model_card(model: str) -> dict[str, object]:
-    return {"id": model, "object": "model", "created": 0, "owned_by": "homing"}
+def _described(card: ModelCard) -> dict[str, object]:
+    """Return a model as clients know it from the engines, who name its length like this."""
+    told = {"root": card.root, "parent": card.parent, "max_model_len": card.context_tokens}
+    known = {name: value for name, value in told.items() if value is not None}
+    return {"id": card.id, "object": "model", "created": card.created, "owned_by": "homing", **known}

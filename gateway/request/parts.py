@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.fleet.pools import UpstreamPools
+from gateway.fleet.prober import Prober
 from gateway.fleet.registry import Fleet
 from gateway.limits.admission import Admission
 from gateway.observability.metrics import GatewayMetrics
@@ -33,6 +34,7 @@ class ProxyParts:
     router: Router
     fleet: Fleet
     pools: UpstreamPools
+    prober: Prober
     metrics: GatewayMetrics
     recorder: Recorder
     handover: Handover

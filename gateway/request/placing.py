@@ -12,10 +12,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, ModelNotFound
 from gateway.request.parts import ProxyParts
 from gateway.request.turn import Turn, Waiting
 from gateway.routing.makers import check_maker, decide_for_maker
+from gateway.routing.selection import OVER_BOUND
 from gateway.sessions.store import Unknown
 from gateway.values import Affinity, Api, BackendId, Decision
 
@@ -30,7 +31,7 @@ class Placer:
 
     def __init__(self, parts: ProxyParts) -> None:
         self._clock, self._router, self._sessions = parts.clock, parts.router, parts.sessions
-        self._objects = parts.objects
+        self._objects, self._prober = parts.objects, parts.prober
         self._fleet, self._retries, self._ledger = parts.fleet, parts.retries, parts.ledger
         self._admission = parts.admission
         self._has_backend_gates = parts.admission.has_backend_gates
@@ -108,11 +109,22 @@ class Placer:
     # -- 3 decide, 4 reserve
 
     def place(self, turn: Turn) -> Waiting | None:
-        decision = self._decide(turn)
+        try:
+            decision = self._decide(turn)
+        except ModelNotFound:
+            if turn.placement.has_listed or not self._prober.may_list_anew:
+                raise
+            return self._list_models(turn)
         if self._has_backend_gates and not self._admission.try_enter_backend(decision.backend_id):
             return self._choose(turn)
         self._reserve(turn, decision)
         return None
+
+    async def _list_models(self, turn: Turn) -> None:
+        """Nobody serves the model as far as we know: ask, and decide again."""
+        turn.placement.has_listed = True
+        await self._prober.list_anew()
+        turn.step = PLACE_STEP
 
     async def _choose(self, turn: Turn) -> None:
         """The chosen backend is full: decide again when it, or a better one, has a place."""
@@ -164,6 +176,8 @@ class Placer:
         if facts.session_key == facts.answer_key:
             return None  # it is bound where the answer was made, by who made it
         if placement.affinity is Affinity.HIT or placement.num_races >= MAX_BINDING_RACES:
+            return None
+        if placement.decision is not None and placement.decision.reason == OVER_BOUND:
             return None
         return self._claim(turn)
 

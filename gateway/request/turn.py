@@ -74,6 +74,7 @@ class Placement(msgspec.Struct, kw_only=True):
     holds_place: bool = False  # it counts against `limits.max_in_flight`
     tried: frozenset[BackendId] = frozenset()  # backends that failed this request
     num_attempts: int = 0
+    has_listed: bool = False  # its model was unknown, and the backends were asked for theirs
     num_races: int = 0  # times another request bound the session first
     moved_from: BackendId | None = None  # the home that the session left, if it did
     moved_reason: str | None = None  # why the session changed its home, if it did

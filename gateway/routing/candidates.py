@@ -36,6 +36,14 @@ class ModelBackends:
     best: frozenset[int]  # the first tier that is not empty
     last_joined_s: float  # when the newest of tier 0 became ready
     weights: dict[int, float] | None  # effective weights after all slow starts; None: all 1
+    context_tokens: (
+        dict[int, int] | None
+    )  # longest prompt with its answer, of those that tell; None: all alike
+
+    def fits(self, slot: int, num_tokens: float) -> bool:
+        """Whether a prompt with its answer is short enough for a backend; where that is not told, it is."""
+        lengths = self.context_tokens
+        return lengths is None or lengths.get(slot, num_tokens) >= num_tokens
 
     def best_tier(self, excluded: frozenset[int], num_tiers: int = ALL_TIERS) -> tuple[int, ...]:
         """Return what is left of the first tier that is not wholly excluded, or nothing."""
@@ -178,12 +186,12 @@ class Candidates:
             raise NoBackend("no backend is configured", retry_after_s=self._settings.retry_after_s)
         if not serving:
             raise ModelNotFound(f"no backend serves the model {shown(model or '')!r}", param="model")
-        usable = self._sort_into_tiers(serving)
+        usable = self._sort_into_tiers(serving, model)
         if len(self._by_model) < _MAX_MODELS:
             self._by_model[model] = usable
         return usable
 
-    def _sort_into_tiers(self, serving: list[int]) -> ModelBackends:
+    def _sort_into_tiers(self, serving: list[int], model: str | None) -> ModelBackends:
         tiers: tuple[list[int], list[int], list[int]] = ([], [], [])
         last_joined_s = float("-inf")
         for slot in serving:
@@ -199,12 +207,23 @@ class Candidates:
             else:
                 tiers[2].append(slot)
         weights = {slot: self.weights[slot] or 1.0 for slot in serving}
+        lengths = self._context_tokens(serving, model)
         return ModelBackends(
             tiers=tuple(tuple(tier) for tier in tiers),
             best=frozenset(next(filter(None, tiers), ())),
             last_joined_s=last_joined_s,
             weights=None if all(weight == 1.0 for weight in weights.values()) else weights,
+            context_tokens=None if len(lengths) == len(serving) and len({*lengths.values()}) < 2 else lengths,
         )
+
+    def _context_tokens(self, serving: list[int], model: str | None) -> dict[int, int]:
+        lengths = {}
+        for slot in serving:
+            backend = self.backends[slot]
+            length = backend.context_tokens.get(model) if backend is not None and model is not None else None
+            if length is not None:
+                lengths[slot] = length
+        return lengths
 
     def warming(self, usable: ModelBackends, now_s: float) -> dict[int, float]:
         """Return what part of all shares each backend in its slow start has."""

@@ -22,6 +22,7 @@ from gateway.values import Candidate
 
 _PRICE_ALL = 12  # in fleets up to this size every backend is priced
 _STARVED = 0.5  # of its share of recent work; see `_open_slots`
+_MIN_SHARED_BYTES = 1_024  # a shorter prefix is computed anew in no time
 _SHOWN = 2  # candidates in a decision
 
 
@@ -35,7 +36,7 @@ class HomingPolicy(PolicyBase):
         state, home_slot = self._state, request.home
         settings = state.settings
         if home_slot is not None and not self._is_within_bound(request, home_slot):
-            home_slot = None
+            request.is_over_bound, home_slot = True, None
         pressure = state.traffic.pressure(request.now_s, len(request.slots), state.costs.fleet_scale)
         home: Priced | None = None
         is_held = False
@@ -53,8 +54,11 @@ class HomingPolicy(PolicyBase):
                 return [self._candidate(home, home_slot)]
             is_held = 2.0 * home[2] >= min(request.context_tokens, request.prompt_tokens)
         multiples = None if is_held else self._multiples(request)
-        open_slots = request.slots if is_held else self._open_slots(request, multiples)
         levels = state.content.levels(request.chain)
+        is_cached = bool(levels) and levels[0][1] >= _MIN_SHARED_BYTES
+        open_slots = request.slots
+        if not is_held:
+            open_slots = self._open_slots(request, multiples, is_cached=is_cached)
         slots = self._shortlist(request, open_slots, levels)
         priced = self._price(request, slots, _cached_of(slots, levels), pressure, multiples)
         priced.sort()
@@ -138,11 +142,13 @@ class HomingPolicy(PolicyBase):
         return {slot: share * models[slot].scale / fleet_scale for slot, share in shares.items()}
 
     def _open_slots(
-        self, request: PlacementRequest, multiples: Mapping[int, float] | None
+        self, request: PlacementRequest, multiples: Mapping[int, float] | None, *, is_cached: bool
     ) -> tuple[int, ...]:
         """Return the slots that may take a new session: near the mean recent work, within the load bound.
 
         A backend that would stay below half of its share even with this session takes it before all others.
+        While there is little work that is not so for what is no session, nor where nothing is cached and all
+        backends weigh alike: then the ring alone decides, on every replica alike.
         """
         settings, load = self._state.settings, self._state.load
         facts, slots = request.facts, request.slots
@@ -156,6 +162,9 @@ class HomingPolicy(PolicyBase):
         else:
             work = [load.recent[slot] / multiples[slot] for slot in slots]
             mean = sum(map(load.recent.__getitem__, slots)) / sum(map(multiples.__getitem__, slots))
+        has_ring = facts.session_key is None or not (is_cached or request.is_weighted)
+        if has_ring and max(work) <= load.stored(self._floor_s(), request.now_s):
+            return slots
         if min(work) < _STARVED * mean:
             starved = self._starved(request, slots, work, _STARVED * mean)
             if starved:
@@ -164,6 +173,9 @@ class HomingPolicy(PolicyBase):
         if max(work) <= limit:
             return slots
         return tuple([slot for slot, done in zip(slots, work, strict=True) if done <= limit]) or slots
+
+    def _floor_s(self) -> float:
+        return self._state.settings.placement_floor * self._state.settings.recent_work_window_s
 
     def _starved(
         self, request: PlacementRequest, slots: tuple[int, ...], work: list[float], least: float

@@ -14,6 +14,8 @@ from gateway.routing.shadow import Chain, ContentIndex, session_line
 from gateway.routing.traffic import Traffic
 from gateway.values import Api, Binding, Candidate, RequestFacts
 
+_ESTIMATE_MARGIN = 1.1
+
 
 class PlacementRequest:
     """One placement to decide. Not a dataclass: it is built on every request."""
@@ -24,6 +26,7 @@ class PlacementRequest:
         "facts",
         "home",
         "is_moved",
+        "is_over_bound",
         "is_weighted",
         "now_s",
         "prompt_tokens",
@@ -56,6 +59,7 @@ class PlacementRequest:
         self.context_tokens = 0  # what the binding says that the home has computed for the session
         self.trusts_context = False  # other replicas route turns that we never see, so home holds all that
         self.is_moved = False  # a session that has lost its home
+        self.is_over_bound = False  # set by a policy: its home has as many requests of buckets as it may
         self.is_weighted = False  # an operator has given backends unequal weights
 
 
@@ -72,6 +76,11 @@ def measure_prompt(facts: RequestFacts, binding: Binding | None, ratio: float) -
         num_bytes = int(known / ratio) + num_bytes
         chain = ()
     return chain or session_line(facts, num_bytes), max(1.0, num_bytes * ratio)
+
+
+def room_for(facts: RequestFacts, prompt_tokens: float) -> float:
+    """Return the context length in tokens that a request needs. A little more, as tokens are estimated."""
+    return _ESTIMATE_MARGIN * prompt_tokens + (facts.max_output_tokens or 0)
 
 
 class RoutingState:

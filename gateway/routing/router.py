@@ -29,7 +29,7 @@ from gateway.routing.calibration import CostModel, TokenRatio
 from gateway.routing.candidates import Candidates
 from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
-from gateway.routing.placement_request import PlacementRequest, Policy, RoutingState, measure_prompt
+from gateway.routing.placement_request import PlacementRequest, Policy, RoutingState, measure_prompt, room_for
 from gateway.routing.policy_registry import POLICIES, PolicyFactory, make_policy
 from gateway.routing.reservation import Reservation
 from gateway.routing.ring import Ring
@@ -39,15 +39,7 @@ from gateway.routing.shadow import Chain, ContentIndex, Shadow
 from gateway.routing.slow_start import SlowStart
 from gateway.routing.stays import HomeTest
 from gateway.routing.traffic import Traffic
-from gateway.values import (
-    Affinity,
-    BackendId,
-    Binding,
-    Decision,
-    FleetView,
-    RequestFacts,
-    Usage,
-)
+from gateway.values import Affinity, BackendId, Binding, Decision, FleetView, RequestFacts, Usage
 
 
 def _drain_nothing() -> None:
@@ -215,13 +207,16 @@ class Router:
     ) -> Decision:
         """Choose among all backends. `decide` gives the same decision, sooner for a session that stays."""
         usable = self._candidates.for_model(facts.model)
-        home, cause, slots = self._selector.select(facts, binding, usable, excluded, avoided, by_ring)
+        ratio = self._tokens.get(facts.model)
+        chain, prompt_tokens = measure_prompt(facts, binding, ratio)
+        num_tokens = room_for(facts, prompt_tokens)
+        home, cause, slots = self._selector.select(
+            facts, binding, usable, excluded, avoided, by_ring, num_tokens
+        )
         if not slots and home is None:
             raise NoBackend("no backend can take this request now", retry_after_s=self.settings.retry_after_s)
         if home is None and usable.tiers[1] and not excluded:
             slots = self._selector.on_trial(usable, avoided, self._load.in_flight) or slots
-        ratio = self._tokens.get(facts.model)
-        chain, prompt_tokens = measure_prompt(facts, binding, ratio)
         shares = self._candidates.shares(slots, usable, now_s) if slots else None
         request = PlacementRequest(facts, chain, prompt_tokens, ratio, home, slots, shares, now_s)
         request.is_moved = binding is not None and home is None
@@ -236,7 +231,7 @@ class Router:
         elif by_ring and home is None:
             affinity, reason = Affinity.UNPINNED, "ring_fallback"
         else:
-            affinity, reason = name_choice(facts, binding, home, cause, chosen.backend_id)
+            affinity, reason = name_choice(request, binding, cause, chosen.backend_id)
         return Decision(
             backend_id=chosen.backend_id,
             affinity=affinity,

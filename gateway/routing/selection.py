@@ -11,15 +11,21 @@ because they are metric labels.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import Final
 
 from gateway.errors import ModelNotFound, NoBackend
 from gateway.routing.candidates import ALL_TIERS, OPEN_TIERS, Candidates, ModelBackends
+from gateway.routing.placement_request import PlacementRequest
 from gateway.routing.slow_start import SlowStart
 from gateway.values import Affinity, BackendId, BackendState, Binding, RequestFacts
 
 MOST_ON_TRIAL = 3
 """Requests at a time for a backend on trial: what a broken one may cost at each return."""
 
+OVER_BOUND: Final = "over_load_bound"
+"""The reason of a request that its bucket's home may not take now. The bucket stays bound where it is."""
+
+_LOST: Final = {BackendState.DRAINING: "home_draining", BackendState.SLEEPING: "home_asleep"}
 _NO_SLOTS: frozenset[int] = frozenset()
 Selection = tuple[int | None, str, tuple[int, ...]]
 """Home, cause if it was lost (else ""), and slots to choose from."""
@@ -42,8 +48,12 @@ class Selector:
         excluded: frozenset[BackendId],
         avoided: frozenset[BackendId],
         by_ring: bool,
+        num_tokens: float,
     ) -> Selection:
-        """Return home, cause and slots. There may be no slots. `Router.decide` explains the arguments."""
+        """Return home, cause and slots. There may be no slots. `Router.decide` explains the arguments.
+
+        `num_tokens`: room that the prompt and its answer need.
+        """
         candidates = self._candidates
         barred = candidates.slots_of(excluded) if excluded else _NO_SLOTS
         if binding is None:
@@ -59,6 +69,10 @@ class Selector:
                 slots = _without(slots, (candidates.slot_of[binding.backend_id],))
         if avoided:
             slots = _without(slots, candidates.slots_of(avoided))
+        if usable.context_tokens:
+            slots = _fitting(slots, usable, num_tokens)
+            if home is not None and slots and home not in slots and not usable.fits(home, num_tokens):
+                home, cause = None, "home_too_short"
         if by_ring and home is None:
             slots = self._first_on_ring(facts, slots)
         elif binding is None and facts.session_key is not None:
@@ -100,7 +114,7 @@ def find_home(candidates: Candidates, model: str | None, binding: Binding) -> tu
     if binding.epoch < backend.epoch:  # another replica may have seen a later epoch than this one
         return None, "home_restarted"
     if backend.state is not BackendState.READY and not backend.state.keeps_sessions:
-        return None, "home_draining" if backend.state is BackendState.DRAINING else "home_down"
+        return None, _LOST.get(backend.state, "home_down")
     if model is not None and backend.models is not None and model not in backend.models:
         return None, "home_lacks_model"
     return slot, ""
@@ -112,20 +126,32 @@ def num_choices(candidates: Candidates, usable: ModelBackends, avoided: frozense
     return len(best) - len(best & candidates.slots_of(avoided)) or len(best)
 
 
+def _fitting(slots: tuple[int, ...], usable: ModelBackends, num_tokens: float) -> tuple[int, ...]:
+    """Return the slots with room for so many tokens; if none has it, those with most."""
+    fitting = tuple(slot for slot in slots if usable.fits(slot, num_tokens))
+    if fitting or not slots:
+        return fitting
+    lengths = usable.context_tokens or {}
+    most = max(lengths.get(slot, 0) for slot in slots)
+    return tuple(slot for slot in slots if lengths.get(slot, 0) == most)
+
+
 def _without(slots: tuple[int, ...], unwanted: Container[int]) -> tuple[int, ...]:
     """Return the slots that are not unwanted; all of them if none would be left."""
     return tuple(slot for slot in slots if slot not in unwanted) or slots
 
 
 def name_choice(
-    facts: RequestFacts, binding: Binding | None, home: int | None, cause: str, chosen: BackendId
+    request: PlacementRequest, binding: Binding | None, cause: str, chosen: BackendId
 ) -> tuple[Affinity, str]:
     """Return what became of the session's affinity, and the reason."""
+    facts = request.facts
     if binding is not None and cause:
         return Affinity.MOVED, cause
-    if binding is not None and home is not None:
-        stays = binding.backend_id == chosen
-        return (Affinity.HIT, "home") if stays else (Affinity.SPILLED, "cheaper_elsewhere")
+    if binding is not None and request.home is not None:
+        if binding.backend_id == chosen:
+            return Affinity.HIT, "home"
+        return Affinity.SPILLED, OVER_BOUND if request.is_over_bound else "cheaper_elsewhere"
     if facts.session_key is not None:
         return Affinity.NEW, "new_placement"
     return Affinity.UNPINNED, "no_key" if facts.prompt_key is None else "prompt_group"

@@ -62,6 +62,10 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     placement_bound: float = 1.2
     """New sessions go only to backends whose recent work is at most this × the mean."""
 
+    placement_floor: float = 0.05
+    """While no backend's utilisation by recent work is above this, the ring decides about new sessions of
+    which no backend has anything cached, so that replicas agree."""
+
     load_bound: float = 1.25
     """Maximum in-flight requests, × the mean, that a bucket key or a prompt group may put on a backend."""
 
@@ -139,6 +143,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"virtual_nodes must be at most {MAX_BACKEND_POINTS}, not {self.virtual_nodes}")
         not_negative = (
             "ring_candidates",
+            "placement_floor",
             "stay_margin_s",
             "stay_gain",
             "load_bound_floor_requests",

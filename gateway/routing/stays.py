@@ -103,6 +103,8 @@ class HomeTest:
         ratio = self._tokens.get(facts.model)
         chain, prompt_tokens = measure_prompt(facts, binding, ratio)
         usable = candidates.for_model(facts.model)
+        if usable.context_tokens:
+            return None  # who has room for it depends on its length
         num_backends = num_choices(candidates, usable, avoided) if avoided else len(usable.best)
         pressure = state.traffic.pressure(now_s, num_backends, state.costs.fleet_scale)
         context_tokens = binding.context_tokens if trusts_context else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from gateway.config.config import parse_config
 from gateway.process.gateway import Gateway
 from gateway.values import BackendId, BackendState
 
+PROBED = ("/health", "/metrics", "/v1/models", "/is_sleeping")
 FAST_HEALTH = {"probe_interval_s": 0.2, "suspect_interval_s": 0.02, "healthy_after": 1, "min_down_s": 0.05}
 
 
@@ -29,13 +31,30 @@ class ProbedBackend(FakeBackend):
     start_time_s: float = 1_000.0
     health: Behaviour | None = None  # None: it is well
     more_metrics: str = ""
+    model_card: dict[str, Any] | None = None  # None: its name alone
+    num_lists: int = 0  # how often its models were listed
+    sleeps: bool | None = None  # what it answers when it is asked; None: it has no such path
+
+    def fall_asleep(self, tells_in: str) -> None:
+        """Answer nothing but probes; say so in the `path` for it or in `metrics`."""
+        self._tell_sleep(tells_in, is_asleep=True)
+
+    def wake_up(self, tells_in: str) -> None:
+        self._tell_sleep(tells_in, is_asleep=False)
+
+    def _tell_sleep(self, tells_in: str, *, is_asleep: bool) -> None:
+        if tells_in == "path":
+            self.sleeps = is_asleep
+        else:
+            state = 'vllm:engine_sleep_state{engine="0",sleep_state="awake"}'
+            self.more_metrics = f"{state} {0.0 if is_asleep else 1.0}\n"
 
     async def _serve_one(
         self, connection_id: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         request = await self.read_request(connection_id, reader)
         turn = Turn(self, request, reader, writer)
-        if request.method == "GET" and request.target in ("/health", "/metrics", "/v1/models"):
+        if request.method == "GET" and request.target in PROBED:
             await self._answer_probe(turn, request)
             return turn.keeps_open
         return await self.answer(turn)
@@ -45,7 +64,14 @@ class ProbedBackend(FakeBackend):
             text = f"process_start_time_seconds {self.start_time_s}\n{self.more_metrics}"
             await respond(text.encode())(turn)
         elif request.target == "/v1/models":
-            await respond(b'{"object":"list","data":[{"id":"%b"}]}' % self.model.encode())(turn)
+            self.num_lists += 1
+            cards = [self.model_card or {"id": self.model}]
+            await respond(json.dumps({"object": "list", "data": cards}).encode())(turn)
+        elif request.target == "/is_sleeping":
+            if self.sleeps is None:
+                await respond(b"{}", status=404)(turn)
+            else:
+                await respond(json.dumps({"is_sleeping": self.sleeps}).encode())(turn)
         else:
             await (self.health or respond())(turn)
 

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from gateway.fleet.model_list import ModelCard
 from gateway.fleet.registry import Fleet
 from gateway.routing.health import HealthSettings, Outcome
 from gateway.routing.standing import Standing
@@ -36,7 +37,7 @@ class HealthMachine(RuleBasedStateMachine):
         self.was_refused: set[str] = set()
         for name, models in MODELS.items():
             self.fleet.add(Backend(backend_id=BackendId(name), base_url="http://127.0.0.1:1"))
-            self.fleet.observe_models(BackendId(name), models)
+            self.fleet.observe_models(BackendId(name), [ModelCard(id=model) for model in models])
 
         for name in ready:
             self.probe_well(BackendId(name), 2)

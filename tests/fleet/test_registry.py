@@ -8,6 +8,7 @@ import pytest
 
 from gateway.errors import NotFound
 from gateway.fleet.engine_metrics import EngineReport
+from gateway.fleet.model_list import ModelCard
 from gateway.fleet.registry import Fleet, StateChange
 from gateway.routing.health import HealthSettings, Outcome
 from gateway.values import Backend, BackendId, BackendState, FleetView
@@ -168,7 +169,7 @@ def test_late_evidence_about_a_removed_backend_is_ignored() -> None:
     world.fleet.remove(A)
     world.fleet.observe_outcome(A, Outcome.FAILURE)
     world.fleet.observe_report(A, EngineReport(start_time_s=1.0))
-    world.fleet.observe_models(A, frozenset({"m"}))
+    world.fleet.observe_models(A, [ModelCard(id="m")])
     assert not world.fleet.view.backends
 
 
@@ -249,11 +250,11 @@ def test_probes_that_would_empty_a_pool_are_not_believed(caplog: pytest.LogCaptu
 def test_a_backend_of_another_model_is_no_help() -> None:
     """The pool is the model's, and changes with the lists of models."""
     world = make_ready(A, B)
-    world.fleet.observe_models(A, frozenset({"x"}))
-    world.fleet.observe_models(B, frozenset({"y"}))
+    world.fleet.observe_models(A, [ModelCard(id="x")])
+    world.fleet.observe_models(B, [ModelCard(id="y")])
     world.fail(A)
     assert world.state(A) is BackendState.READY
-    world.fleet.observe_models(B, frozenset({"x", "y"}))
+    world.fleet.observe_models(B, [ModelCard(id="x"), ModelCard(id="y")])
     assert world.state(A) is BackendState.DOWN
 
 

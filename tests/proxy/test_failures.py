@@ -14,6 +14,7 @@ from fakes import backend as fake
 from fakes.gateway_world import FAST_HEALTH, GatewayWorld
 from fakes.raw_client import RawClient
 
+from gateway.fleet.model_list import ModelCard
 from gateway.fleet.registry import Fleet
 from gateway.request.proxy import Proxy
 from gateway.sessions.memory import MemoryStore
@@ -297,7 +298,7 @@ async def test_models_are_the_union_of_the_reachable() -> None:
     """B34: one dead backend never breaks the list of models; with none ready it is 503."""
     async with GatewayWorld(num_backends=2) as world:
         world.backends[1].model = "other-model"
-        world.gateway.fleet.observe_models(BackendId("b1"), frozenset({"other-model"}))
+        world.gateway.fleet.observe_models(BackendId("b1"), [ModelCard(id="other-model")])
         listed = (await world.client.get("/v1/models")).json()["data"]
         assert [one["id"] for one in listed] == ["fake-model", "other-model"]
         await world.backends[1].stop()

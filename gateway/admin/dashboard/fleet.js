@@ -12,6 +12,7 @@ const STATE_CLASS = {
   ready: "good",
   joining: "warn",
   degraded: "warn",
+  sleeping: "warn",
   draining: "warn",
   cordoned: "warn",
   down: "bad",
