@@ -47,6 +47,7 @@ class RoutingBelief(msgspec.Struct, frozen=True, kw_only=True):
     shadow_tokens: int
     kv_usage: float | None
     shadow_trust: float
+    found_empty: int  # how often its cache held next to nothing of what was expected
     prefill_tokens_per_s: float
 
 

@@ -2,7 +2,9 @@
 
 The shadow of each backend has a capacity in bytes: its KV tokens, times the trust in it, over tokens per
 byte. Trust falls where a backend held less than expected. It grows back slowly, at most to the configured
-value. Knows no load and no clock.
+value. A backend that held next to nothing twice in a row has been emptied: by an operator, or by what others
+sent. Then all that its shadow says is forgotten but what has just been computed there. Knows no load and no
+clock.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from gateway.routing.shadow import Shadow
 from gateway.values import Api, Usage
 
 _JUDGED_TOKENS = 512  # smaller expectations say too little about a cache
+_COLD_SHARE = 0.1  # of what was expected; less is nothing but a shared beginning
+_MAX_COLD = 2  # answers in a row
 
 
 class Learner:
@@ -26,10 +30,13 @@ class Learner:
         self._shadow, self._costs, self._tokens = shadow, costs, tokens
         self._capacity_tokens: dict[int, int] = {}
         self.trust: dict[int, float] = {}  # by slot, at most 1
+        self._num_cold: dict[int, int] = {}  # by slot: answers since one that found what was expected
+        self.num_emptied: dict[int, int] = {}  # by slot: how often it turned out to be empty
 
     def open_slot(self, slot: int) -> None:
         """Start a backend that has just joined with the configured trust. Changes trust and costs."""
         self.trust[slot] = self.settings.shadow_trust
+        self._num_cold[slot] = self.num_emptied[slot] = 0
         self._costs.open_slot(slot)
 
     def set_capacity(self, slot: int, capacity_tokens: int | None) -> None:
@@ -51,9 +58,25 @@ class Learner:
             return
         if reservation.expected_cached_tokens > _JUDGED_TOKENS:
             self._judge_shadow(slot, reservation.expected_cached_tokens, usage.cached_tokens)
+            self._see_cold(reservation, usage.cached_tokens)
         if reservation.service_s is not None:
             uncached = usage.prompt_tokens - usage.cached_tokens
             self._costs.observe(slot, uncached, usage.cached_tokens, reservation.service_s)
+
+    def _see_cold(self, reservation: Reservation, reported: int) -> None:
+        """Forget what a backend held if it turns out to have been emptied. Changes the shadow."""
+        slot = reservation.slot
+        if reported >= _COLD_SHARE * reservation.expected_cached_tokens:
+            self._num_cold[slot] = 0
+            return
+        self._num_cold[slot] += 1
+        if self._num_cold[slot] < _MAX_COLD:
+            return
+        self._num_cold[slot] = 0
+        self.num_emptied[slot] += 1
+        self._shadow.forget(slot)
+        if reservation.chain:
+            self._shadow.insert(slot, reservation.chain)
 
     def _judge_shadow(self, slot: int, expected: int, reported: int) -> None:
         """Trust less of the cache if it held less than expected, and slowly more otherwise."""

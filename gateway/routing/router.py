@@ -393,6 +393,7 @@ class Router:
                 "shadow_tokens": int(self._shadow.used_bytes(slot) * self._tokens.mean),
                 "kv_usage": self._kv_usage.get(slot),
                 "shadow_trust": self._learner.trust[slot],
+                "found_empty": self._learner.num_emptied[slot],
                 "prefill_tokens_per_s": 1.0 / self._costs.models[slot].s_per_token,
             }
             for backend_id, slot in sorted(self._candidates.slot_of.items())

@@ -24,6 +24,10 @@ class CachingEngine:
         )
         backend.default = self.answer
 
+    def clear(self) -> None:
+        """As an operator does with vLLM's `/reset_prefix_cache`."""
+        self._blocks.clear()
+
     async def answer(self, turn: Turn) -> None:
         text = "".join(str(message["content"]) for message in turn.request.json["messages"])
         prompt, cached = len(text) // TOKEN_BYTES, self._compute(text) * BLOCK_TOKENS

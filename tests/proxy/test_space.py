@@ -62,3 +62,41 @@ async def test_a_hot_key_spreads_to_the_bound(named: dict[str, str]) -> None:
         gate.set()
         assert {answer.status_code for answer in await asyncio.gather(*streams)} == {200}
         world.assert_idle()
+
+
+async def test_a_cleared_cache_is_noticed() -> None:
+    """V08: after two cold answers nothing is expected of it any more; what is computed anew counts again."""
+    async with GatewayWorld(num_backends=2) as world:
+        engines = [CachingEngine(backend, 60_000) for backend in world.backends]
+        talks = [[{"role": "user", "content": text(f"s{number}", 3_000)}] for number in range(8)]
+        homes: dict[int, str] = {}
+
+        async def turn(number: int) -> dict[str, Any]:
+            answer = await world.chat(f"s{number}", messages=talks[number])
+            talks[number] += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"}]
+            assert world.gateway  # every request that has ended is written down
+            homes[number] = answer.headers["x-homing-backend"]
+            found: dict[str, Any] = answer.json()["usage"]["prompt_tokens_details"]
+            return found
+
+        async def expected(number: int) -> int:
+            body = {"model": "fake-model", "messages": talks[number]}
+            question = {"headers": {"x-session-id": f"s{number}"}, "body": body}
+            decision = (await world.admin.post("/admin/v1/route", json=question)).json()
+            tokens: int = decision["expected_cached_tokens"]
+            return tokens
+
+        for number in range(8):
+            await turn(number)
+        assert min([await expected(number) for number in range(8)]) > 2_000
+        for engine in engines:
+            engine.clear()
+        by_home = [[number for number in homes if homes[number] == name] for name in ("b0", "b1")]
+        seen = [*by_home[0][:2], *by_home[1][:2]]
+        for number in seen:
+            assert (await turn(number))["cached_tokens"] == 0
+        rows = (await world.admin.get("/admin/v1/backends")).json()["backends"]
+        assert [row["routing"]["found_empty"] for row in rows] == [1, 1]
+        unseen = set(range(8)) - set(seen)
+        assert [await expected(number) for number in unseen] == [0] * 4
+        assert [await expected(number) > 2_000 for number in (seen[1], seen[3])] == [True, True]
