@@ -177,6 +177,7 @@ class Backend:
     backend_id: BackendId
     base_url: str
     engine: str = "openai"  # torch | vllm | sglang | llamacpp | trtllm | openai
+    rank: int | None = None  # the data-parallel rank of an engine that has several behind one address
     weight: float = 1.0
     state: BackendState = BackendState.JOINING
     epoch: int = 0  # one lifetime of the cache; grows at a restart, a cleared cache or address reuse
@@ -197,6 +198,14 @@ class FleetView:
 
     def get(self, backend_id: BackendId) -> Backend | None:
         return self.backends.get(backend_id)
+
+    def siblings(self, backend_id: BackendId) -> frozenset[BackendId]:
+        """Return the ranks of the same engine, itself included: what ends its process ends all of them."""
+        backend = self.backends.get(backend_id)
+        if backend is None or backend.rank is None:
+            return frozenset((backend_id,))
+        url = backend.base_url
+        return frozenset(other.backend_id for other in self.backends.values() if other.base_url == url)
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True, gc=False):

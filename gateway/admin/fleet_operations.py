@@ -111,7 +111,8 @@ class FleetOperations:
         await require_allowed(url, config.admin.allow_backend_hosts)
         await require_key_allowed(body, config, self._parts.environ)
         for other in self._parts.fleet.view.backends.values():  # do not await between this check and `add`
-            if other.base_url == url and other.backend_id != backend_id:
+            is_same = (other.base_url, other.rank) == (url, body.data_parallel_rank)
+            if is_same and other.backend_id != backend_id:
                 raise Conflict(f"backend {other.backend_id} already has this URL", param="url")
         is_known = backend_id in self._parts.fleet.view.backends
         api_key = self._parts.environ.get(body.api_key_env) if body.api_key_env else None

@@ -115,9 +115,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         for path in self.passthrough_paths:
             check_passthrough(path)
         seen_ids: set[str] = set()
-        seen_urls: dict[str, str] = {}
+        seen_urls: dict[tuple[str, int | None], str] = {}
         for backend in self.backends:
-            url = normalise_backend_url(backend.url)
+            url = normalise_backend_url(backend.url), backend.data_parallel_rank
             if backend.backend_id in seen_ids:
                 raise ValueError(f"two backends have the id {backend.backend_id!r}")
             if url in seen_urls:

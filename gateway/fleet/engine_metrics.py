@@ -70,6 +70,7 @@ DIALECTS: Mapping[str, EngineDialect] = {  # one for each of `settings.ENGINES`
 }
 
 _WORKER_BLOCKS = "homing_worker_kv_blocks"
+_RANK = re.compile(r'[{,](?:engine|dp_rank)="([0-9]{1,6})"')
 _LABEL = re.compile(r'\b([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
@@ -89,8 +90,11 @@ class EngineReport:
     blocks: Mapping[str, int] | None = None  # state → count, from workers that report it
 
 
-def parse_metrics(text: str, dialect: EngineDialect) -> EngineReport:
-    """Read one Prometheus text exposition. O(lines); unknown lines are skipped."""
+def parse_metrics(text: str, dialect: EngineDialect, rank: int | None = None) -> EngineReport:
+    """Read one Prometheus text exposition. O(lines); unknown lines are skipped.
+
+    `rank`: of several, only the series of this one count, and those that name none.
+    """
     wanted = {
         name: field
         for field, name in (
@@ -111,6 +115,8 @@ def parse_metrics(text: str, dialect: EngineDialect) -> EngineReport:
     is_asleep: bool | None = None
     for line in text.splitlines():
         name = line[: _name_end(line)]
+        if rank is not None and (found := _RANK.search(line)) and int(found[1]) != rank:
+            continue
         if name in wanted:
             value = _value(line)
             if value is not None:

@@ -195,7 +195,7 @@ class Prober:
             return
         if status != 200:
             return
-        report = parse_metrics(body.decode("utf-8", "replace"), DIALECTS[backend.engine])
+        report = parse_metrics(body.decode("utf-8", "replace"), DIALECTS[backend.engine], backend.rank)
         self._fleet.observe_report(backend.backend_id, report)
         if report.num_running is not None:
             self._router.observe_load(

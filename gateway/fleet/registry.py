@@ -117,6 +117,7 @@ class Fleet:
         if row is not None and row.backend.base_url == backend.base_url:
             row.backend = replace(
                 row.backend,
+                rank=backend.rank,
                 weight=backend.weight,
                 labels=backend.labels,
                 engine=backend.engine,

@@ -18,6 +18,9 @@ ENGINES = ("torch", "vllm", "sglang", "llamacpp", "trtllm", "openai")
 MAX_WEIGHT = 1000.0
 
 
+MAX_RANKS = 1_024
+
+
 class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One backend of the fleet."""
 
@@ -31,6 +34,9 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Share of new sessions relative to the other backends; 0 takes none."""
     kv_capacity_tokens: int | None = None
     """KV cache size in tokens; read from the engine's metrics when absent."""
+    data_parallel_rank: int | None = None
+    """Which rank of an engine with several (vLLM's `--data-parallel-size`) this is: it is sent as
+    `x-data-parallel-rank`. Each rank has a cache of its own, so each is a backend; they share a URL."""
     labels: dict[str, str] = {}
     """Your own names and values, shown by the admin API."""
     api_key_env: str | None = None
@@ -46,13 +52,17 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             )
         normalise_backend_url(self.url)
         _check_engine_and_weight(self.engine, self.weight)
+        if self.data_parallel_rank is not None and not 0 <= self.data_parallel_rank < MAX_RANKS:
+            raise ValueError(f"data_parallel_rank must be from 0 to {MAX_RANKS - 1}")
 
     @property
     def backend_id(self) -> str:
         if self.id is not None:
             return self.id
         place = normalise_backend_url(self.url).partition(":")[2]
-        return re.sub(rf"[^{NAME_CHARACTERS}]+", "-", place).strip("-._")[:MAX_NAME_LENGTH]
+        rank = "" if self.data_parallel_rank is None else f"-r{self.data_parallel_rank}"
+        name = re.sub(rf"[^{NAME_CHARACTERS}]+", "-", place).strip("-._")
+        return name[: MAX_NAME_LENGTH - len(rank)] + rank
 
 
 def normalise_backend_url(url: str) -> str:
@@ -71,6 +81,7 @@ def backend_of(settings: BackendSettings) -> Backend:
         backend_id=BackendId(settings.backend_id),
         base_url=normalise_backend_url(settings.url),
         engine=settings.engine,
+        rank=settings.data_parallel_rank,
         weight=settings.weight,
         kv_capacity_tokens=settings.kv_capacity_tokens,
         labels=dict(settings.labels),

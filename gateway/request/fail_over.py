@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.errors import UpstreamError, UpstreamReset, UpstreamUnavailable
+from gateway.errors import UpstreamConnectFailed, UpstreamError, UpstreamReset, UpstreamUnavailable
 from gateway.request.forward import Forwarder
 from gateway.request.held_answers import HeldAnswers
 from gateway.request.parts import ProxyParts
@@ -48,7 +48,8 @@ class FailOver:
         assert turn.backend_id is not None
         self.end_attempt(turn, error)
         self._metrics.retries[error.code] += 1.0
-        turn.placement.tried |= {turn.backend_id}
+        is_gone = isinstance(error, UpstreamConnectFailed)
+        turn.placement.tried |= self._fleet.view.siblings(turn.backend_id) if is_gone else {turn.backend_id}
         turn.step = PLACE_STEP
 
     def fail_attempt(self, turn: Turn, error: UpstreamError) -> None:

@@ -90,6 +90,7 @@ class Forwarder:
 
     def _request_head(self, turn: Turn, backend_id: BackendId, pool: UpstreamPool) -> bytes:
         api_key, request = self._fleet.api_key(backend_id), turn.request
+        backend = self._fleet.view.get(backend_id)
         raw_headers: RawHeaders = request.raw_headers
         if turn.trace is not None:
             raw_headers = turn.trace.begin_attempt(self._fleet.view.get(backend_id), raw_headers)
@@ -102,6 +103,7 @@ class Forwarder:
             body_length=len(turn.sent_body) if has_body else None,
             request_id=turn.engine_request_id,
             credential=bearer(api_key) or (turn.credential if self._passes_client_key else None),
+            rank=None if backend is None else backend.rank,
             is_upgrade=turn.is_upgrade,
         )
 

@@ -41,6 +41,7 @@ _NOT_ANSWERED: Final = _HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-ac
 _FORWARDED: Final = frozenset({b"forwarded", b"x-real-ip"})
 CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
 """Where clients put a secret: OpenAI's SDKs use the first, Anthropic's the second, Azure's the third."""
+_RANK: Final = b"x-data-parallel-rank"
 _UPGRADE: Final = (b"connection: upgrade", b"upgrade: websocket")
 _ORDINARY_CONNECTION: Final = frozenset({b"", b"close", b"keep-alive"})
 _INTERNAL_PREFIX: Final = b"x-homing-"
@@ -78,12 +79,14 @@ class RequestHeads:
         body_length: int | None,
         request_id: str,
         credential: tuple[bytes, bytes] | None = None,
+        rank: int | None = None,
         is_upgrade: bool = False,
     ) -> bytes:
         """Return the request head, blank line included.
 
-        `body_length` None means no body; the header `credential` replaces all of the client's; `is_upgrade`
-        requests a WebSocket. Raises BadRequest if a value contains a line break or NUL. One pass, O(headers).
+        `body_length` None means no body; the header `credential` replaces all of the client's; `rank` is that
+        of an engine with several, whatever the client wants; `is_upgrade` requests a WebSocket. Raises
+        BadRequest if a value contains a line break or NUL. One pass, O(headers).
         """
         fates = self._fates if credential is None else self._fates_with_key
         lines = [
@@ -100,6 +103,9 @@ class RequestHeads:
             lines = _without_listed(lines, connection)
         if credential is not None:
             lines.append(b"%b: %b" % credential)
+        if rank is not None:
+            lines = [line for line in lines if not line.lower().startswith(_RANK + b":")]
+            lines.append(b"%b: %d" % (_RANK, rank))
         if body_length is not None:
             lines.append(b"content-length: %d" % body_length)
         if is_upgrade:

@@ -141,3 +141,53 @@ async def test_a_new_model_is_found_at_once() -> None:
         for number in range(20):
             assert (await world.chat(model=f"no-{number}")).status_code == 404
         assert world.backends[1].num_lists <= num_lists + 1
+
+
+def ranks(backend: ProbedBackend, name: str, count: int) -> list[dict[str, Any]]:
+    spec = {"url": backend.base_url, "engine": "vllm"}
+    return [{"id": f"{name}-r{rank}", "data_parallel_rank": rank, **spec} for rank in range(count)]
+
+
+async def test_each_rank_of_an_engine_is_a_home() -> None:
+    """V04: behind one address; a session's turns carry its rank, whatever the client says."""
+    async with ProbedBackend() as engine:
+        engine.more_metrics = "".join(
+            f'vllm:cache_config_info{{engine="{rank}",block_size="16",num_gpu_blocks="{rank + 1}000"}} 1\n'
+            for rank in range(4)
+        )
+        async with GatewayWorld(0, backends=ranks(engine, "e", 4)) as world:
+            backends = world.gateway.fleet.view.backends
+            await world.wait_for(
+                lambda: all(one.kv_capacity_tokens for one in world.gateway.fleet.view.backends.values())
+            )
+            backends = world.gateway.fleet.view.backends
+            assert [one.kv_capacity_tokens for one in backends.values()] == [
+                16_000 * (rank + 1) for rank in range(4)
+            ]
+            homes: dict[str, set[str]] = {}
+            for number in list(range(12)) * 3:
+                answer = await world.chat(f"s{number}", headers={"x-data-parallel-rank": "9"})
+                sent = engine.requests[-1]
+                given = [value for name, value in sent.headers if name == "x-data-parallel-rank"]
+                assert answer.headers["x-homing-backend"] == f"e-r{given[0]}"
+                assert len(given) == 1
+                homes.setdefault(f"s{number}", set()).add(given[0])
+            assert all(len(found) == 1 for found in homes.values())
+            assert len(set.union(*homes.values())) >= 3
+
+
+async def test_an_engine_that_is_gone_takes_its_ranks_with_it() -> None:
+    """No attempt goes to another rank of the same process."""
+    async with ProbedBackend() as dead, ProbedBackend() as well:
+        specs = [*ranks(dead, "dead", 4), {"id": "well", "url": well.base_url, "engine": "vllm"}]
+        async with GatewayWorld(0, backends=specs, health={"probe_interval_s": 600}) as world:
+            homes = {}
+            for number in range(20):
+                homes[f"s{number}"] = (await world.chat(f"s{number}")).headers["x-homing-backend"]
+            lost = [session for session, home in homes.items() if home != "well"]
+            assert lost
+            await dead.stop()
+            for session in lost[:4]:
+                answer = await world.chat(session)
+                assert (answer.status_code, answer.headers["x-homing-backend"]) == (200, "well")
+            await dead.start()

@@ -160,9 +160,10 @@ async def test_a_saturated_lone_worker_is_never_down() -> None:
 async def test_a_queue_in_the_engine_explains_its_503() -> None:
     """One of two refuses for load: it keeps its place in the fleet, however often it refuses."""
     async with GatewayWorld(2, health=HEALTH) as world:
-        world.backends[0].more_metrics = "vllm:num_requests_running 4\nvllm:num_requests_waiting 9\n"
+        for backend in world.backends:  # alike, or the other one would get all
+            backend.more_metrics = "vllm:num_requests_running 4\nvllm:num_requests_waiting 9\n"
         await world.wait_for(
-            lambda: world.gateway.fleet.has_queue(next(iter(world.gateway.fleet.view.backends)))
+            lambda: all(map(world.gateway.fleet.has_queue, world.gateway.fleet.view.backends))
         )
         changes = tell_changes(world)
         world.backends[0].default = FULL
