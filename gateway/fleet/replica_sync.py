@@ -1,4 +1,4 @@
-"""The exchange with other replicas: once a second, publish our load, read theirs, exchange operators' orders.
+"""The exchange with other replicas: once a second, exchange loads, news and operators' orders.
 
 Never on the request path. While Redis is unavailable the others count as idle, and orders hold as they are
 known here. A single process runs it too: orders apply to backends that come, and end with those that go.
@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.fleet.operator import Operator
 from gateway.replicas.loads import SharedLoads
+from gateway.replicas.news import SharedNews
 from gateway.routing.router import Router
 
 INTERVAL_S = 1.0
@@ -25,13 +26,15 @@ class ReplicaSync:
         self,
         router: Router,
         loads: SharedLoads,
+        news: SharedNews,
         operator: Operator,
         *,
         clock: Callable[[], float],
         publish_presence: Callable[[], Awaitable[object]],
     ) -> None:
         """`publish_presence` writes what operators of other replicas can see of this one."""
-        self._router, self._loads, self._operator = router, loads, operator
+        self._router, self._loads, self._news, self._operator = router, loads, news, operator
+        router.news.is_collecting = news.has_others
         self._clock, self._publish_presence = clock, publish_presence
         self._task: asyncio.Task[None] | None = None
 
@@ -50,6 +53,8 @@ class ReplicaSync:
                 await self._operator.learn()
                 await self._loads.publish(self._router.loads())
                 self._router.observe_others(self._loads.others(), self._clock())
+                for news in await self._news.exchange(self._router.news.take()):
+                    self._router.observe_news(news, self._clock())
                 if num_rounds % ROUNDS_PER_PRESENCE == 0:
                     await self._publish_presence()
             except Exception:  # one failed round must not end the exchange

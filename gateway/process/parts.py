@@ -126,6 +126,7 @@ class GatewayParts:
         self.replica_sync = ReplicaSync(
             self.router,
             self.shared.loads,
+            self.shared.news,
             self.operator,
             clock=self._clock,
             publish_presence=lambda: self.shared.presence.publish(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gateway.config.config import Config
 from gateway.replicas.loads import MemoryLoads, RedisLoads, SharedLoads
+from gateway.replicas.news import NoNews, RedisNews, SharedNews
 from gateway.replicas.orders import MemoryOrders, RedisOrders, SharedOrders
 from gateway.replicas.presence import MemoryPresence, RedisPresence, SharedPresence
 from gateway.replicas.tenant_use import RedisTenantUse
@@ -29,6 +30,7 @@ class SharedState:
     objects: SessionStore
     """Who made which object that engines keep. Start it after `sessions`, close it before."""
     loads: SharedLoads
+    news: SharedNews
     orders: SharedOrders
     presence: SharedPresence
     tenant_use: RedisTenantUse | None = None
@@ -47,6 +49,7 @@ def open_shared_state(
             sessions=MemoryStore(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions, clock=clock),
             objects=MemoryStore(ttl_s=settings.objects_ttl_s, max_sessions=settings.max_objects, clock=clock),
             loads=MemoryLoads(),
+            news=NoNews(),
             orders=MemoryOrders(),
             presence=MemoryPresence(),
         )
@@ -57,6 +60,7 @@ def open_shared_state(
         sessions=store,
         objects=RedisStore(settings.redis, ttl_s=settings.objects_ttl_s, clock=clock, beside=store),
         loads=RedisLoads(link, clock=clock),
+        news=RedisNews(link),
         orders=RedisOrders(link),
         presence=RedisPresence(link),
         tenant_use=RedisTenantUse(link, clock=clock),

@@ -8,6 +8,7 @@ the hash tag of all its keys. Without a Cluster there is one shard, and one scri
     homing:{07}:names             set      backends that have an index in this shard
     homing:{07}:probe             string   written to test whether the shard accepts writes
     homing:{00}:load              hash     replica -> its load, see replicas/loads.py
+    homing:{00}:news              hash     replica -> what it has sent lately, see replicas/news.py
     homing:{00}:orders            hash     backend id -> latest order, see replicas/order_book.py
     homing:{00}:replicas          hash     replica -> its report, see replicas/presence.py
     homing:{07}:t:<tenant hash>   hash     what a tenant has left, see replicas/tenant_use.py
@@ -34,6 +35,7 @@ class KeyLayout:
         self._shards = [f"{prefix}:{{{shard:02d}}}" for shard in range(num_shards)]
         self.moves_channel = f"{prefix}:moves"
         self.loads = f"{self._shards[0]}:load"
+        self.news = f"{self._shards[0]}:news"
         self.orders = f"{self._shards[0]}:orders"
         self.replicas = f"{self._shards[0]}:replicas"
         self.api_keys = f"{self._shards[0]}:api_keys"

@@ -72,6 +72,8 @@ def _apply(router: Router, event: RecordedEvent, held: dict[int, Reservation]) -
         router.observe_load(
             event.backend_id, num_running=running, num_waiting=waiting, kv_usage=usage, now_s=event.now_s
         )
+    elif event.news is not None:
+        router.observe_news(event.news, event.now_s)
     elif event.others is not None:
         router.observe_others(event.others, event.now_s)
     elif event.event in ("sent", "reserve"):

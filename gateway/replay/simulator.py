@@ -162,6 +162,8 @@ class Simulation:
             self._push(event.at_s, _FLEET, number)
         if self.plan.replicas.exchange_s is not None:
             self._push(self.plan.replicas.exchange_s, _EXCHANGE, 0)
+            for router in self._routers:
+                router.news.is_collecting = True
         self._publish()
         while self._heap:
             self._now_s, _, kind, index, attempt = heapq.heappop(self._heap)
@@ -367,8 +369,9 @@ class Simulation:
             router.observe_view(view, self._now_s)
 
     def _exchange_loads(self) -> None:
-        """Tell every replica the load of the others; schedule the next exchange while there is work."""
+        """Tell every replica of the others; schedule the next exchange while there is work."""
         reports = [router.loads() for router in self._routers]
+        told = [router.news.take() for router in self._routers]
         for number, router in enumerate(self._routers):
             others: dict[BackendId, tuple[float, int]] = {}
             for loads in (*reports[:number], *reports[number + 1 :]):
@@ -376,6 +379,8 @@ class Simulation:
                     before = others.get(backend_id, (0.0, 0))
                     others[backend_id] = (before[0] + work_s, before[1] + num_requests)
             router.observe_others(others, self._now_s)
+            for news in (*told[:number], *told[number + 1 :]):
+                router.observe_news(news, self._now_s)
         if self._heap and self.plan.replicas.exchange_s is not None:
             self._push(self._now_s + self.plan.replicas.exchange_s, _EXCHANGE, 0)
 

@@ -13,39 +13,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.routing.calibration import CostModel
-from gateway.routing.candidates import Candidates
 from gateway.routing.learning import Learner
-from gateway.routing.load import LoadTable
+from gateway.routing.news import Exchange
+from gateway.routing.placement_request import RoutingState
 from gateway.routing.reservation import Reservation
 from gateway.routing.shadow import Shadow
 from gateway.routing.slow_start import SlowStart
-from gateway.routing.traffic import Traffic
 from gateway.values import Affinity
 
 
 class Bookkeeping:
     """Enters sent and ended requests in the state that full decisions read."""
 
-    __slots__ = ("_candidates", "_costs", "_learner", "_load", "_shadow", "_slow_start", "_traffic")
+    __slots__ = ("_candidates", "_costs", "_exchange", "_learner", "_load", "_shadow",
+                 "_slow_start", "_traffic")  # fmt: skip
 
     def __init__(
         self,
-        candidates: Candidates,
-        costs: CostModel,
+        state: RoutingState,
         learner: Learner,
-        load: LoadTable,
         shadow: Shadow,
         slow_start: SlowStart,
-        traffic: Traffic,
+        exchange: Exchange,
     ) -> None:
-        self._candidates = candidates
-        self._costs = costs
-        self._learner = learner
-        self._load = load
-        self._shadow = shadow
-        self._slow_start = slow_start
-        self._traffic = traffic
+        self._candidates, self._costs = state.candidates, state.costs
+        self._load, self._traffic = state.load, state.traffic
+        self._learner, self._shadow, self._slow_start = learner, shadow, slow_start
+        self._exchange = exchange
 
     def take(self, batch: Sequence[Reservation], lives: Sequence[int]) -> None:
         """Enter each reservation as sent where it comes first, as ended where it comes again.
@@ -72,6 +66,7 @@ class Bookkeeping:
             self._traffic.add_many(arrivals)
             self._load.add_recent(self._shares_of(sent))
             self._count_sessions(sent)
+            self._exchange.note(sent)
 
     def _shares_of(self, sent: list[Reservation]) -> list[tuple[int, float, float, float]]:
         """Return (slot, work, the slot's effective weight, time) of each."""

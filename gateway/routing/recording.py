@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from gateway.errors import GatewayError
+from gateway.routing.news import News
 from gateway.routing.policy_registry import POLICIES, PolicyFactory
 from gateway.routing.reservation import Reservation
 from gateway.routing.router import Router
@@ -25,7 +26,9 @@ from gateway.values import BackendId, Binding, Decision, FleetView, RequestFacts
 class RecordedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a recording; which fields are set depends on `event`."""
 
-    event: str  # settings | reconfigure | view | decide | sent | first_token | ended | take | load | others
+    event: (
+        str  # settings | reconfigure | view | decide | sent | first_token | ended | take | load | others, …
+    )
     now_s: float = 0.0
     settings: RoutingSettings | None = None
     view: FleetView | None = None
@@ -43,6 +46,7 @@ class RecordedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     backend_id: BackendId | None = None
     load: tuple[int, int, float] | None = None  # running, waiting, KV usage
     others: dict[BackendId, tuple[float, int]] | None = None  # what other replicas have outstanding
+    news: News | None = None  # what another replica has sent
 
 
 class RecordingRouter(Router):
@@ -113,6 +117,10 @@ class RecordingRouter(Router):
     def observe_others(self, loads: Mapping[BackendId, tuple[float, int]], now_s: float) -> None:
         super().observe_others(loads, now_s)
         self._write(RecordedEvent(event="others", now_s=now_s, others=dict(loads)))
+
+    def observe_news(self, news: News, now_s: float) -> None:
+        super().observe_news(news, now_s)
+        self._write(RecordedEvent(event="news", now_s=now_s, news=news))
 
     def note_sent(
         self, facts: RequestFacts, decision: Decision, now_s: float, *, backend_id: BackendId | None = None

@@ -29,6 +29,7 @@ from gateway.routing.calibration import CostModel, TokenRatio
 from gateway.routing.candidates import Candidates
 from gateway.routing.learning import Learner
 from gateway.routing.load import LoadTable
+from gateway.routing.news import Exchange, News
 from gateway.routing.placement_request import PlacementRequest, Policy, RoutingState, measure_prompt, room_for
 from gateway.routing.policy_registry import POLICIES, PolicyFactory, make_policy
 from gateway.routing.reservation import Reservation
@@ -72,15 +73,6 @@ class Router:
         slow_start = SlowStart()
         self._selector = Selector(self._candidates, slow_start)
         self.could_take, self.knows_model = self._selector.could_take, self._candidates.knows
-        self._books = Bookkeeping(
-            self._candidates,
-            self._costs,
-            self._learner,
-            self._load,
-            self._shadow,
-            slow_start,
-            self._traffic,
-        )
         self.drain: Callable[[], object] = _drain_nothing
         self._unstreamed: list[tuple[float, int, Reservation]] = []  # by predicted end of prefill
         self._num_unstreamed = 0
@@ -88,6 +80,8 @@ class Router:
         self._kv_usage: dict[int, float] = {}
         known: ContentIndex = self._shadow if content is None else content(self._shadow)
         self._state = RoutingState(settings, self._candidates, self._load, self._costs, self._traffic, known)
+        self.news = Exchange(self._state, self._shadow)
+        self._books = Bookkeeping(self._state, self._learner, self._shadow, slow_start, self.news)
         self._policy: Policy = make_policy(settings.policy, self._state, policies)
         self._has_events = self._policy.has_events
         self._home_test = (
@@ -152,6 +146,11 @@ class Router:
             mean_prefill_s = self._traffic.mean_work * self._costs.fleet_scale
             self._load.observe_foreign(slot, num_running, num_waiting, mean_prefill_s, now_s)
         self._load.expire_foreign(now_s)
+
+    def observe_news(self, news: News, now_s: float) -> None:
+        """Take over what another replica has sent: the same backends hold it. Changes all but the load."""
+        self.drain()
+        self.news.enter(news, now_s)
 
     def loads(self) -> dict[BackendId, tuple[float, int]]:
         """Return this replica's outstanding prefill seconds and requests in flight, per backend."""

@@ -107,7 +107,9 @@ class Shadow:
         found: list[Level] = []
         index, taken = _deepest(holders, chain), 0
         while index >= 0:
-            mask = holders[chain[index].chain_hash]
+            mask = holders.get(chain[index].chain_hash)
+            if mask is None:  # two prefixes under one hash: what is known of the longer one counts
+                break
             fresh = mask & ~taken
             key, slots = chain[index].chain_hash, _slots(fresh)
             if len(slots) <= _EXACT_GROUP:
@@ -126,6 +128,11 @@ class Shadow:
             range(index + 1), -1, key=lambda i: -1 if holders.get(chain[i].chain_hash) != mask else 0
         )
         return first - 1
+
+    def holds(self, slot: int, key: int) -> bool:
+        """Whether the backend holds a message, and with it all that is before it."""
+        cache = self._caches.get(slot)
+        return cache is not None and key in cache.lines
 
     def num_lines(self, slot: int) -> int:
         cache = self._caches.get(slot)

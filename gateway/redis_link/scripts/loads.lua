@@ -1,5 +1,5 @@
 -- Write this replica's load and read that of the others.
--- KEYS: loads (or replicas: presence.py uses this script too)
+-- KEYS: loads (or replicas, or news: presence.py and news.py use this script too)
 -- ARGV: replica, payload, lifetime_ms
 -- Returns the payloads of the other replicas that wrote within the lifetime. Older ones are removed.
 
