@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
@@ -103,6 +104,8 @@ def make_problem_middleware() -> Middleware:
             response = await handler(request)
         except GatewayError as error:
             headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+            if error.retry_after_s is not None:
+                headers["retry-after"] = str(math.ceil(error.retry_after_s))
             response = problem(error.status, error.code, error.message, headers, param=error.param)
         except web.HTTPException as error:
             headers = {name: error.headers[name] for name in ("Allow", "Location") if name in error.headers}

@@ -14,7 +14,9 @@ from typing import Final
 from httptools import HttpParserError, HttpRequestParser
 
 MAX_OVERHEAD_BYTES: Final = 131_072
-"""Bytes of chunk sizes, extensions and trailers in a row that bring no body."""
+"""Bytes of chunk sizes, extensions and trailers, beside those that each byte of the body may bring along."""
+
+_MAX_OVERHEAD_PER_BYTE: Final = 16  # a chunk of one byte has five
 
 _HEAD: Final = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 _END: Final = b"\r\n\r\n"  # every chunked body ends so; what ends so need not be its end
@@ -95,8 +97,8 @@ class ChunkedBody:
             if self.is_complete or at == len(data):
                 break
         self._merge(num_pieces)
-        self._num_overhead = self._num_overhead + at - start if self.num_bytes == num_before else 0
-        if self._num_overhead > MAX_OVERHEAD_BYTES:
+        self._num_overhead += at - start - (self.num_bytes - num_before)
+        if self._num_overhead > MAX_OVERHEAD_BYTES + _MAX_OVERHEAD_PER_BYTE * self.num_bytes:
             raise BrokenBody
         return at
 

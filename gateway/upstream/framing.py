@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.errors import UpstreamError, UpstreamProtocolError, UpstreamTruncated
+from gateway.errors import UpstreamError, UpstreamProtocolError, UpstreamTruncated, shown
 from gateway.upstream.answer import UpstreamAnswer
 
 
@@ -43,7 +43,8 @@ def read_framing(answer: UpstreamAnswer) -> None:
             answer.content_length = int(value)
         elif name == b"transfer-encoding":
             if answer.is_chunked or value.strip().lower() != b"chunked":
-                raise Refused(f"its transfer coding {value!r} is not `chunked` alone")
+                coding = shown(value.decode("latin-1"))
+                raise Refused(f"its transfer coding `{coding}` is not `chunked` alone")
             answer.is_chunked = True
 
 

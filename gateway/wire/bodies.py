@@ -46,6 +46,7 @@ class Body(msgspec.Struct, kw_only=True, gc=False):
     stream_options: bytes = b""  # of chats and completions
     max_output_tokens: int | None = None
     names: tuple[Raw, ...] = ()  # values of `BodyDecoder.names`, `ABSENT` where missing
+    names_request: bool = False  # of a passed-through body: it says how the engine shall name it
     messages: list[Raw] | None = None  # None: the API has none, or the body has too many items to read them
     system: bytes = b""  # Anthropic `system`, Responses `instructions`
     tools: bytes = b""

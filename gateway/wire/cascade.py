@@ -109,7 +109,7 @@ class KeyCascade:
                 answer_key=self.answer_key(names) if is_response else None,
                 is_auxiliary=names.headers.is_auxiliary,
                 object_keys=self._conversation_keys(names) if is_response else (),
-                names_request=any(bytes(body.names[at]) not in _UNSET for at in self._engine_names),
+                names_request=self.names_request(body),
             )
         identity = self._known.get((marks, scope))
         if identity is None:
@@ -120,6 +120,10 @@ class KeyCascade:
                     self._known.clear()
                 self._known[marks, scope] = identity
         return identity
+
+    def names_request(self, body: Body) -> bool:
+        """Whether the body says how the engine shall name the request."""
+        return bool(body.names) and any(bytes(body.names[at]) not in _UNSET for at in self._engine_names)
 
     def find(self, names: Names) -> Key | None:
         """Return the key of the first source that has a usable value, fingerprint aside."""

@@ -174,12 +174,13 @@ class FactsParser:
         )
 
     def _passed_through(self, raw_headers: RawHeaders, body: bytes, encoding: str | None) -> Body:
-        """Return the model of a body that may be anything."""
+        """Return what decides on access in a body that may be anything. Forms name no request at engines."""
         try:
             content = self._content(Api.OTHER, raw_headers, body, encoding)
-            return Body(model=self._decode(Api.OTHER, raw_headers, content, "").model)
+            read = self._decode(Api.OTHER, raw_headers, content, "")
         except GatewayError:
-            return Body()
+            return Body(names_request=not is_multipart(raw_headers))  # it may: nobody knows
+        return Body(model=read.model, names_request=self._cascade.names_request(read))
 
     def _content(self, api: Api, raw_headers: RawHeaders, body: bytes, encoding: str | None) -> bytes | None:
         """Return the body as JSON or form; None where it tells nothing."""
@@ -214,7 +215,7 @@ class FactsParser:
             return Body()
         if api is Api.AUDIO or api is Api.OTHER:
             model = model_of_form(raw_headers, content)
-            if content[:1] != b"{" or is_multipart(raw_headers):
+            if content.lstrip()[:1] != b"{" or is_multipart(raw_headers):
                 return Body(model=model)
             if model is not None:
                 raise BadRequest("the body is JSON and a form", param="model")
@@ -305,7 +306,7 @@ def _facts(api: Api, tenant: str, reading: Reading, *, is_cacheless: bool) -> Re
         num_prompt_bytes=prompt.num_bytes,
         max_output_tokens=body.max_output_tokens,
         is_follow_up=prompt.is_follow_up or (key is not None and key.source is KeySource.RESPONSE_ID),
-        names_request=identity.names_request,
+        names_request=identity.names_request or body.names_request,
         sets_binding=not (
             is_cacheless
             or identity.is_auxiliary

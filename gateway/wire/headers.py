@@ -37,6 +37,8 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 _SET_BY_US: Final = frozenset({b"accept-encoding", b"content-length", b"expect", b"host", b"x-request-id"})
+# SGLang (if it is told to) and Dynamo take a request's name from these before any other. It must be ours.
+_ENGINE_NAMES: Final = frozenset({b"x-override-rid", b"x-dynamo-request-id"})
 _NOT_ANSWERED: Final = _HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-accel-buffering"}
 _FORWARDED: Final = frozenset({b"forwarded", b"x-real-ip"})
 CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
@@ -61,7 +63,8 @@ class RequestHeads:
 
     def __init__(self, settings: HeaderSettings, *, passes_credentials: bool = True) -> None:
         """`passes_credentials`: forward all that clients send to backends that are given none."""
-        dropped = _HOP_BY_HOP | _SET_BY_US | {name.encode() for name in settings.stripped_headers}
+        dropped = _HOP_BY_HOP | _SET_BY_US | _ENGINE_NAMES
+        dropped |= {name.encode() for name in settings.stripped_headers}
         prefixes: tuple[bytes, ...] = (_INTERNAL_PREFIX,)
         if not settings.trust_forwarded_headers:
             dropped |= _FORWARDED

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from fakes.gateway_world import GatewayWorld
 
+from gateway.admin import decision_operations
 from gateway.admin.process_operations import MASK, mask_secrets
-from gateway.routing.ring import Ring
+from gateway.routing.ring import MAX_BACKEND_POINTS, Ring
+from gateway.routing.what_if import forecast
 from gateway.values import BackendId
 
 V1 = "/admin/v1"
@@ -236,6 +238,42 @@ async def test_what_if_counts_live_sessions_and_changes_nothing() -> None:
         assert world.gateway.fleet.view is view
         for wrong in ({"remove": ["b9"]}, {"add": [{"id": "b0"}]}, {"reweight": {"b9": 1}}):
             assert (await world.admin.post(f"{V1}/what-if", json=wrong)).status_code == 400
+
+
+async def test_the_largest_weights_cost_no_more_than_others() -> None:
+    """S09: neither to those who may set them nor to those who may only ask."""
+    async with GatewayWorld(num_backends=4) as world:
+        for number in range(4):
+            order = {"weight": 1000 - number}
+            answer = await world.admin.patch(f"{V1}/backends/b{number}", json=order)
+            assert answer.status_code == 200, answer.text
+        points = list(world.gateway.router._candidates.ring.points())
+        assert len(points) <= 4 * MAX_BACKEND_POINTS
+        added = [{"id": f"c{number}", "weight": 1000} for number in range(64)]
+        async with asyncio.timeout(10):
+            judged = await world.admin.post(f"{V1}/what-if", json={"add": added})
+        assert judged.status_code == 200
+        assert judged.json()["new_sessions_moved_share"] > 0.9
+
+
+async def test_one_what_if_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S09: they hold the interpreter that the requests need. Who comes in between is asked to come again."""
+    gate = threading.Event()
+
+    def held(*args: Any) -> Any:
+        assert gate.wait(10)
+        return forecast(*args)
+
+    monkeypatch.setattr(decision_operations, "forecast", held)
+    question = {"add": [{"id": "b7"}]}
+    async with GatewayWorld(num_backends=2) as world:
+        first = asyncio.create_task(world.admin.post(f"{V1}/what-if", json=question))
+        await asyncio.sleep(0.2)
+        second = await world.admin.post(f"{V1}/what-if", json=question)
+        gate.set()
+        assert (second.status_code, (await first).status_code) == (503, 200)
+        assert second.headers["retry-after"] == "1"
+        assert (await world.admin.post(f"{V1}/what-if", json=question)).status_code == 200
 
 
 async def test_hot_prompt_groups_name_who_holds_them() -> None:

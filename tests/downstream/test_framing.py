@@ -180,6 +180,16 @@ def test_bytes_that_bring_no_body_are_bounded(endless: bytes) -> None:
         body.feed(endless * 2)
 
 
+def test_a_little_body_pays_for_little_overhead() -> None:
+    """S05: a byte now and then must not buy an extension of any length."""
+    body = ChunkedBody()
+    chunk = b"1;" + b"x" * 1_000 + b"\r\nx\r\n"
+    for _ in range(MAX_OVERHEAD_BYTES // len(chunk)):
+        body.feed(chunk)
+    with pytest.raises(BrokenBody):
+        body.feed(chunk * 4)
+
+
 def test_fine_chunks_become_one_piece_per_read() -> None:
     """A million chunks of one byte must not become a million objects."""
     body = ChunkedBody()

@@ -72,6 +72,39 @@ def _after(gate: asyncio.Event, first: bytes, second: bytes) -> Behaviour:
     return behave
 
 
+async def test_a_decoder_that_dispatches_at_each_blank_line_reads_the_events(
+    backend: FakeBackend, server: RelayServer
+) -> None:
+    """N17: a comment with a blank line behind it was an event without data, and an error."""
+    gates = {0: asyncio.Event(), 1: asyncio.Event()}
+    backend.script(stream(b"data: 1\n\n", b"data: 2\n\n", gates=gates))
+    text, num_comments = b"", 0
+    async with RawClient(server.port) as client:
+        await client.send(post("/a", b"{}"))
+        await client.read_head()
+        while piece := await client.read_chunk():
+            text += piece
+            num_comments += piece.startswith(b":")
+            if num_comments >= 2:
+                gates[0].set()
+            if num_comments >= 4:
+                gates[1].set()
+    assert num_comments >= 4
+    assert _events_at_blank_lines(text) == [b"1", b"2"]
+
+
+def _events_at_blank_lines(text: bytes) -> list[bytes]:
+    """As clients in use decode: what stands before an empty line is an event, whether it has data or not."""
+    events, data = [], b""
+    for line in text.split(b"\n")[:-1]:
+        if not line:
+            events.append(data)
+            data = b""
+        elif line.startswith(b"data: "):
+            data = line.removeprefix(b"data: ")
+    return events
+
+
 async def test_no_event_is_cut_by_a_comment(backend: FakeBackend, server: RelayServer) -> None:
     """A backend that is silent inside an event is left alone."""
     gate = asyncio.Event()

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from fakes.gateway_world import GatewayWorld
 
+from gateway.observability.logs import AccessLog
+
 CHAT = "/v1/chat/completions"
 
 
@@ -71,6 +73,35 @@ async def test_an_unknown_model_is_told_shortly_and_in_plain_characters() -> Non
         assert one.status_code == 404
         assert len(message) < 300
         assert message.isprintable()
+
+
+async def test_new_names_in_each_request_make_no_series_and_no_long_lines() -> None:
+    """G09: models, paths, methods and ids are the clients' to choose: what stays of them is bounded."""
+    lines: list[bytes] = []
+    async with GatewayWorld(1) as world:
+        recorder = world.gateway.recorder
+        recorder.log, recorder.logs_requests = AccessLog(lines.append), True
+        await _name_everything_anew(world, 0)
+        first = _series((await world.client.get("/metrics")).text)
+        for number in range(1, 40):
+            await _name_everything_anew(world, number)
+        assert _series((await world.client.get("/metrics")).text) == first
+    assert len(lines) >= 80
+    assert max(map(len, lines)) < 1_000
+
+
+async def _name_everything_anew(world: GatewayWorld, number: int) -> None:
+    name = f"{number}-" + "n" * 400
+    headers = {"x-request-id": f"id-{number}", f"x-{number}": name, "x-session-id": name, "user-agent": name}
+    for model in ("fake-model", name):
+        await world.client.post(CHAT, json={"model": model, "messages": [], "user": name}, headers=headers)
+    await world.client.get(f"/v1/models/{name}", headers=headers)
+    await world.client.get(f"/v1/{name}?{name}", headers=headers)
+    await world.client.request(f"M{number}", CHAT, headers=headers)
+
+
+def _series(page: str) -> set[str]:
+    return {line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")}
 
 
 @pytest.mark.parametrize(

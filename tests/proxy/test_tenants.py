@@ -262,21 +262,30 @@ async def test_salts_keep_tenants_apart_and_are_not_the_clients_to_choose() -> N
         ("/v1/chat/completions", '"request_id": "r-1"'),
         ("/v1/completions", '"request\\u005fid": "r-1"'),
         ("/v1/embeddings", '"request_id": "r-1"'),
+        ("/v1/responses", '"request_id": "resp_1"'),
+        ("/v1/messages", '"rid": "r-1"'),
+        ("/v1/chat/completions", f'"rid": "r-1", "metadata": {{"x": "{"x" * 2_000_000}"}}'),
         ("/generate", '"rid": ["r-1"]'),
+        ("/abort_request", '"rid": "r-1"'),
+        ("/abort_request", '"rid": "r-1", "x": NaN'),
     ],
 )
 async def test_no_body_names_a_request_at_its_engine(path: str, member: str) -> None:
-    """S06: another tenant's request may have that name. An unset name is none; without tenants it passes."""
-    body = f'{{"model": "fake-model", "prompt": "x", "messages": {json.dumps(HELLO)}, {member}}}'
+    """S06: another tenant's request may have that name. An unset name is none; without tenants it passes.
+
+    On a passed-through path nor may one that cannot be read here.
+    """
+    members = f'"model": "fake-model", "prompt": "x", "input": "x", "messages": {json.dumps(HELLO)}, {member}'
+    body = f" {{{members}}}"
     unset = '{"model": "fake-model", "prompt": "x", "request_id": null, "rid": null}'
     headers = {"content-type": "application/json", **as_tenant("a")}
-    async with two_tenants() as world:
+    async with two_tenants(passthrough_paths=["/abort_request"]) as world:
         refused = await world.client.post(path, content=body, headers=headers)
         taken = await world.client.post("/v1/completions", content=unset, headers=headers)
         assert (refused.status_code, taken.status_code) == (400, 200)
         assert "x-request-id" in refused.json()["error"]["message"]
         assert len(received(world)) == 1
-    async with GatewayWorld() as world:
+    async with GatewayWorld(passthrough_paths=["/abort_request"]) as world:
         assert (await world.client.post(path, content=body, headers=headers)).status_code == 200
 
 

@@ -29,6 +29,12 @@ from gateway.upstream.settings import UpstreamSettings
         b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999999999\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\nbad header\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nx: a\rb\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: a\nset-cookie: b\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: a\r\n b\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: a\0b\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: \x1b[2J\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: a\x7fb\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\x1bx: a\r\n\r\n",
         b"HTTP/1.1 200 OK\nx: y\n\n",
         b"HTTP/1.1 2000 OK\r\n\r\n",
         b"HTTP/1.1 abc OK\r\n\r\n",
@@ -125,6 +131,17 @@ async def test_a_reason_with_control_characters_is_not_passed_on(reason: bytes, 
     _, error = await bench.outcome()
     assert error is None
     assert bench.exchange.reason == passed_on
+
+
+async def test_what_was_wrong_is_told_in_plain_characters() -> None:
+    """S10: a backend's words go into our errors and logs: bounded, nothing that a terminal obeys."""
+    bench = Bench()
+    coding = b"\xc2\x85\x9b2J" + b"x" * 5_000
+    bench.receive(b"HTTP/1.1 200 OK\r\ntransfer-encoding: " + coding + b", chunked\r\n\r\n")
+    _, error = await bench.outcome()
+    assert isinstance(error, UpstreamProtocolError)
+    assert error.message.isprintable()
+    assert len(error.message) < 400
 
 
 async def test_a_reason_counts_as_head() -> None:

@@ -132,10 +132,10 @@ def test_a_backends_key_replaces_the_clients_credentials() -> None:
 
 @pytest.mark.parametrize(
     "name", ["X-Homing-Backend", "x-homing-affinity", "X-Data-Parallel-Rank", "X-Forwarded-For",
-             "X-Forwarded-Host", "Forwarded", "X-Real-IP"],
+             "X-Forwarded-Host", "Forwarded", "X-Real-IP", "X-Override-Rid", "x-dynamo-request-id"],
 )  # fmt: skip
 def test_clients_cannot_speak_for_the_gateway(name: str) -> None:
-    """Internal, engine-control and forged forwarding headers are dropped."""
+    """Internal, engine-control and forged forwarding headers are dropped, and other names for a request."""
     assert build([(name.encode(), b"1")])[3:] == [b"content-length: 5"]
 
 
