@@ -31,12 +31,14 @@ class Learner:
         self._capacity_tokens: dict[int, int] = {}
         self.trust: dict[int, float] = {}  # by slot, at most 1
         self._num_cold: dict[int, int] = {}  # by slot: answers since one that found what was expected
+        self._has_found: set[int] = set()  # slots that have found what was expected since they were emptied
         self.num_emptied: dict[int, int] = {}  # by slot: how often it turned out to be empty
 
     def open_slot(self, slot: int) -> None:
         """Start a backend that has just joined with the configured trust. Changes trust and costs."""
         self.trust[slot] = self.settings.shadow_trust
         self._num_cold[slot] = self.num_emptied[slot] = 0
+        self._has_found.discard(slot)
         self._costs.open_slot(slot)
 
     def set_capacity(self, slot: int, capacity_tokens: int | None) -> None:
@@ -68,11 +70,13 @@ class Learner:
         slot = reservation.slot
         if reported >= _COLD_SHARE * reservation.expected_cached_tokens:
             self._num_cold[slot] = 0
+            self._has_found.add(slot)
             return
         self._num_cold[slot] += 1
-        if self._num_cold[slot] < _MAX_COLD:
-            return
+        if self._num_cold[slot] < _MAX_COLD or slot not in self._has_found:
+            return  # one that has never found anything keeps no cache, or tells nothing of it
         self._num_cold[slot] = 0
+        self._has_found.discard(slot)
         self.num_emptied[slot] += 1
         self._shadow.forget(slot)
         if reservation.chain:
